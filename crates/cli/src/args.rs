@@ -154,6 +154,7 @@ Examples:
 const DOCTOR_EXAMPLES: &str = "\
 Examples:
   tidegate doctor redis://127.0.0.1:6379
+  tidegate doctor --config policy.yaml
   tidegate doctor rediss://gate@cache.internal:6380 --password-file redis.password --ca ca.pem
   tidegate doctor redis-sentinel://s1,s2,s3/main
   tidegate doctor redis-cluster://n1,n2,n3";
@@ -189,7 +190,8 @@ pub(crate) struct ServeArgs {
     /// Limit of each client: 100/m, 10/s, 1000/15m. Default: 100/m, or 10/m for the demo.
     #[arg(long, value_name = "REQUESTS/WINDOW")]
     pub(crate) limit: Option<String>,
-    /// Redis or Valkey that shares limits between gateways, such as `redis://127.0.0.1:6379`. Replaces `store.url` of the policy.
+    /// Redis or Valkey that shares limits between gateways, such as `redis://127.0.0.1:6379`, or `memory`. Replaces `store.url` of
+    /// the policy.
     /// Other users of this machine can see it: put a password into `store.password_file` of a policy instead.
     #[arg(long, value_name = "URL")]
     pub(crate) store: Option<String>,
@@ -229,9 +231,15 @@ pub(crate) struct CheckArgs {
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct DoctorArgs {
-    /// URL of the store.
-    #[arg(value_name = "URL")]
-    pub(crate) url: String,
+    /// URL of the store. Replaces that of the policy.
+    #[arg(value_name = "URL", required_unless_present = "config")]
+    pub(crate) url: Option<String>,
+    /// Policy file: its `store` has the URL, the prefix, the password and the certificates.
+    #[arg(long, short, value_name = "FILE")]
+    pub(crate) config: Option<PathBuf>,
+    /// Prefix of the keys, as `store.prefix`. Default: that of the policy, or `tg:`.
+    #[arg(long, value_name = "TEXT")]
+    pub(crate) prefix: Option<String>,
     /// File with the password, if it is not in the URL.
     #[arg(long, value_name = "FILE")]
     pub(crate) password_file: Option<PathBuf>,

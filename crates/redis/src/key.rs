@@ -66,6 +66,14 @@ impl KeyNames {
         KeyName { slot, name: name.into() }
     }
 
+    /// A short hash that differs if the secret differs. It does not reveal the secret.
+    pub(crate) fn secret_fingerprint(&self) -> String {
+        let digest = hmac::sign(&self.secret, b"tidegate:secret fingerprint");
+        let prefix =
+            digest.as_ref().iter().take(4).fold(0_u32, |prefix, byte| prefix << 8 | u32::from(*byte));
+        format!("{prefix:08x}")
+    }
+
     /// A key for the purposes of the store itself, such as the list of nodes.
     pub(crate) fn internal(&self, tag: &str, name: &str) -> KeyName {
         let full = format!("{}{{{tag}}}{name}", self.prefix);

@@ -22,6 +22,8 @@ pub struct StoreReport {
     pub fallback_units_uncharged: u64,
     /// Live nodes, as far as this node knows.
     pub nodes: u32,
+    /// Live nodes whose secret differs from this node's. They count separately, so that limits are not shared with them.
+    pub nodes_with_other_secret: u32,
     /// How often Redis was found to have lost writes.
     pub lost_writes: u64,
     /// Rejections that were repeated without asking Redis.

@@ -27,6 +27,10 @@ const REQUEST_TIMEOUT: Duration = Duration::from_secs(30);
 /// A gateway responds 503 while it hands over to a new process; the request is then sent again.
 const MAX_ATTEMPTS: u32 = 20;
 const RETRY_DELAY: Duration = Duration::from_millis(500);
+/// The code of an error of the store.
+const STORE_UNAVAILABLE: &str = "store_unavailable";
+const STORE_HINT: &str = "nothing was changed in Redis; see `tidegate status`, examine it with `tidegate doctor`, and repeat the \
+                          command when it works";
 const MAX_RESPONSE_BYTES: usize = 256 << 20;
 
 /// The address of an admin API and its token.
@@ -85,7 +89,7 @@ impl AdminClient {
                         REQUEST_TIMEOUT.as_secs()
                     )
                 })??;
-                if status == StatusCode::SERVICE_UNAVAILABLE && attempt < MAX_ATTEMPTS {
+                if is_handing_over(status, &result) && attempt < MAX_ATTEMPTS {
                     attempt += 1;
                     tokio::time::sleep(RETRY_DELAY).await;
                     continue;
@@ -143,6 +147,11 @@ impl AdminClient {
     }
 }
 
+/// Whether another process will soon respond. A store that fails may do so for long.
+fn is_handing_over(status: StatusCode, result: &Value) -> bool {
+    status == StatusCode::SERVICE_UNAVAILABLE && result["error"] != STORE_UNAVAILABLE
+}
+
 /// The error message and the hint of an API response.
 fn api_error(status: StatusCode, result: &Value) -> anyhow::Error {
     let text = |key: &str| result[key].as_str().map(super::replace_controls).unwrap_or_default();
@@ -151,6 +160,9 @@ fn api_error(status: StatusCode, result: &Value) -> anyhow::Error {
         message => message,
     };
     match text("hint") {
+        hint if hint.is_empty() && result["error"] == STORE_UNAVAILABLE => {
+            anyhow!("{message}\n  hint: {STORE_HINT}")
+        }
         hint if hint.is_empty() => anyhow!(message),
         hint => anyhow!("{message}\n  hint: {hint}"),
     }

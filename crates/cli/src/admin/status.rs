@@ -42,13 +42,22 @@ pub(super) fn format(status: &Value) -> String {
 fn format_store(store: &Value) -> String {
     let mode = match text(store, "mode") {
         "fallback" => "fails; limits are enforced as `on_store_failure` says".to_owned(),
-        _ => format!("{} nodes", store["nodes"]),
+        _ => match store["nodes"].as_u64() {
+            Some(1) => "1 node".to_owned(),
+            _ => format!("{} nodes", store["nodes"]),
+        },
     };
     let lost = match store["lost_writes"].as_u64() {
         None | Some(0) => String::new(),
+        Some(1) => "; lost writes once".to_owned(),
         Some(count) => format!("; lost writes {count} times"),
     };
-    format!("  store        {}: {mode}{lost}\n", text(store, "url"))
+    let other = match store["nodes_with_other_secret"].as_u64() {
+        None | Some(0) => String::new(),
+        Some(1) => "; 1 node has another secret and counts separately".to_owned(),
+        Some(count) => format!("; {count} nodes have another secret and count separately"),
+    };
+    format!("  store        {}: {mode}{lost}{other}\n", text(store, "url"))
 }
 
 fn format_upstream(upstream: &Value) -> String {

@@ -11,7 +11,7 @@ mod reload;
 mod rlimit;
 pub(crate) mod source;
 pub(crate) mod state;
-mod store;
+pub(crate) mod store;
 mod store_report;
 mod takeover;
 mod upstreams;
@@ -52,7 +52,7 @@ pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<()> {
             eprint!("{problems}");
             match source.file() {
                 Some(file) => bail!("{}: invalid policy; fix the problems listed above", file.display()),
-                None => bail!("invalid --upstream or --limit; fix the problems listed above"),
+                None => bail!("invalid --upstream, --limit or --store; fix the problems listed above"),
             }
         }
         Err(error) => return Err(error.into()),
@@ -131,6 +131,7 @@ fn serve(args: &ServeArgs, source: &PolicySource, startup: Startup, logging: &Lo
             bail!("a worker thread panicked");
         }
     }
+    runtime.block_on(gateway.limiter().store().leave());
     // After a takeover the successor owns the file, and this write is rejected.
     let _ = runtime.block_on(admin_state.write_penalties());
     admin.map_or(Ok(()), AdminHandle::join)?;
@@ -221,5 +222,6 @@ Try it:
             )
         }
     };
-    format!("tidegate is listening on {urls}\n{limits}{warning}{admin}{rest}\nPress Ctrl-C to stop.")
+    let store = plan.store.url.as_ref().map(|url| format!("  store      {url}\n")).unwrap_or_default();
+    format!("tidegate is listening on {urls}\n{limits}{store}{warning}{admin}{rest}\nPress Ctrl-C to stop.")
 }

@@ -4,7 +4,7 @@ use std::borrow::Cow;
 use std::cell::RefCell;
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, bail};
+use anyhow::{Context, anyhow, bail};
 use tidegate_policy::{
     ActivePolicy, CompileOptions, CompiledPolicy, FileError, Files, Problems, compile_with,
 };
@@ -14,6 +14,9 @@ use super::demo;
 use super::file_watcher::FileStamp;
 use crate::args::ServeArgs;
 use crate::file::{self, PolicyFolder};
+
+/// The value of `--store` for counters in this process.
+const MEMORY: &str = "memory";
 
 /// The source of the policy. It can be loaded again.
 #[derive(Debug)]
@@ -59,8 +62,8 @@ pub(crate) enum UnservableError {
 
 impl PolicySource {
     pub(crate) fn from_args(args: &ServeArgs) -> anyhow::Result<Self> {
-        if let Some(url) = &args.store {
-            Endpoint::parse(url).context("invalid --store")?;
+        if let Some(url) = args.store.as_deref().filter(|url| *url != MEMORY) {
+            Endpoint::parse(url).map_err(|error| anyhow!("--store: {error}"))?;
         }
         Ok(Self { origin: PolicyOrigin::from_args(args)?, store_url: args.store.clone() })
     }
@@ -109,12 +112,12 @@ impl PolicyOrigin {
         if let Some(path) = &args.config {
             return Ok(Self::File(path.clone()));
         }
-        let limit = args.limit.as_deref();
+        let (limit, store) = (args.limit.as_deref(), args.store.as_deref());
         if let Some(upstream) = &args.upstream {
-            return Ok(Self::CommandLine(policy_yaml(upstream, limit.unwrap_or("100/m"))?));
+            return Ok(Self::CommandLine(policy_yaml(upstream, limit.unwrap_or("100/m"), store)?));
         }
         let upstream = format!("http://{}", demo::start()?);
-        Ok(Self::Demo(policy_yaml(&upstream, limit.unwrap_or("10/m"))?))
+        Ok(Self::Demo(policy_yaml(&upstream, limit.unwrap_or("10/m"), store)?))
     }
 }
 
@@ -157,9 +160,10 @@ pub(crate) fn parse_limit(limit: &str) -> anyhow::Result<(u64, String)> {
     Ok((requests, if has_number { window.to_owned() } else { format!("1{window}") }))
 }
 
-/// Returns the policy file for one upstream with one limit per client address.
-fn policy_yaml(upstream: &str, limit: &str) -> anyhow::Result<String> {
+/// Returns the policy file for one upstream with one limit per client address. It does not contain the password of the store.
+fn policy_yaml(upstream: &str, limit: &str, store: Option<&str>) -> anyhow::Result<String> {
     let (requests, window) = parse_limit(limit)?;
+    let store = store.map(|url| format!("store:\n  url: '{}'\n", without_password(url))).unwrap_or_default();
     Ok(format!(
         "\
 upstreams:
@@ -170,8 +174,18 @@ clients:
   identify_by: [ip]
 rate_limits:
   default: {{ requests: {requests}, window: {window}, algorithm: token_bucket }}
-"
+{store}"
     ))
+}
+
+/// A store URL that can be shown and is still valid.
+fn without_password(url: &str) -> String {
+    let Some((scheme, rest)) = url.split_once("://") else { return url.to_owned() };
+    let Some((login, servers)) = rest.rsplit_once('@') else { return url.to_owned() };
+    match login.split(':').next().unwrap_or_default() {
+        "" => format!("{scheme}://{servers}"),
+        user => format!("{scheme}://{user}@{servers}"),
+    }
 }
 
 #[cfg(test)]
@@ -183,13 +197,26 @@ mod tests {
     #[test]
     fn command_line_limit_becomes_a_valid_policy() {
         for limit in ["100/m", "10/s", "1000/15m", "5 / 1d"] {
-            let yaml = policy_yaml("http://localhost:3000", limit).unwrap();
+            let yaml = policy_yaml("http://localhost:3000", limit, None).unwrap();
             let compiled = compile("command line", yaml.as_bytes(), &tidegate_policy::NoFiles);
             assert!(compiled.is_ok_and(|compiled| compiled.warnings.is_empty()), "{yaml}");
         }
         for bad in ["100", "many/m", "-1/m"] {
-            let error = policy_yaml("http://localhost:3000", bad).unwrap_err().to_string();
+            let error = policy_yaml("http://localhost:3000", bad, None).unwrap_err().to_string();
             assert!(error.contains("100/m"), "{error}");
+        }
+    }
+
+    #[test]
+    fn command_line_store_is_in_the_policy_without_its_password() {
+        let url_in = |store| policy_yaml("http://localhost:3000", "10/s", Some(store)).unwrap();
+        assert!(
+            url_in("redis://gate:pw@cache:6379/1").ends_with("store:\n  url: 'redis://gate@cache:6379/1'\n")
+        );
+        assert!(url_in("redis-cluster://:pw@a,b").ends_with("  url: 'redis-cluster://a,b'\n"));
+        for store in ["redis://cache", "redis-cluster://:pw@a,b", "memory"] {
+            let compiled = compile("command line", url_in(store).as_bytes(), &tidegate_policy::NoFiles);
+            assert!(compiled.is_ok(), "{store}");
         }
     }
 }

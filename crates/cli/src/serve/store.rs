@@ -79,6 +79,13 @@ impl SelectedStore {
         }
     }
 
+    /// Tells the other nodes that this one stops. They notice its silence anyway, only later.
+    pub(crate) async fn leave(&self) {
+        if let Self::Redis(shared) = self {
+            let _ = shared.store.leave().await;
+        }
+    }
+
     /// Writes the metrics of the shared store, if there is one.
     pub(crate) fn write_metrics(&self, page: &mut Exposition) {
         if let Self::Redis(shared) = self {
@@ -91,7 +98,8 @@ fn max_memory(plan: &StorePlan) -> usize {
     usize::try_from(plan.max_memory).unwrap_or(usize::MAX)
 }
 
-fn redis_config(plan: &StorePlan, url: &StoreUrl) -> anyhow::Result<RedisConfig> {
+/// The connection that `plan` configures.
+pub(crate) fn redis_config(plan: &StorePlan, url: &StoreUrl) -> anyhow::Result<RedisConfig> {
     let duration = |span: TimeSpan| Duration::from_micros(span.as_micros());
     let endpoint = Endpoint::parse(url.expose()).context("invalid `store.url`")?;
     let password = plan.password.as_ref().map(|password| password.secret.expose().to_vec());

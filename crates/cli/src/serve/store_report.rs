@@ -39,6 +39,9 @@ pub(super) fn write_metrics(page: &mut Exposition, store: &RedisStore) {
     page.single(name, MetricKind::Counter, help, report.fallback_units_uncharged);
     let help = "Live nodes that share the limits, as this node knows them.";
     page.single("tidegate_store_nodes", MetricKind::Gauge, help, report.nodes);
+    let help = "Live nodes whose secret differs, so that they share no limits with this node.";
+    let name = "tidegate_store_nodes_with_other_secret";
+    page.single(name, MetricKind::Gauge, help, report.nodes_with_other_secret);
     let help = "How often Redis was found to have lost writes.";
     page.single("tidegate_store_lost_writes_total", MetricKind::Counter, help, report.lost_writes);
     let help = "Rejections that were repeated without asking Redis.";
@@ -106,6 +109,12 @@ fn seconds(micros: u64) -> f64 {
     micros as f64 / 1e6
 }
 
+/// A duration in whole seconds, or in milliseconds if it is short.
+fn readable(micros: u64) -> TimeSpan {
+    let unit = if micros < 1_000_000 { 1_000 } else { 1_000_000 };
+    TimeSpan::from_micros(micros - micros % unit)
+}
+
 /// The state for `/v1/status`.
 pub(super) fn status(store: &RedisStore, url: &str) -> Value {
     let report = store.report();
@@ -115,6 +124,7 @@ pub(super) fn status(store: &RedisStore, url: &str) -> Value {
         "available": store.is_available(),
         "mode": mode(&report),
         "nodes": report.nodes,
+        "nodes_with_other_secret": report.nodes_with_other_secret,
         "fallback_seconds": seconds(report.fallback_time.as_micros()),
         "lost_writes": report.lost_writes,
         "connection_errors": link.connection_errors + link.timeouts,
@@ -133,9 +143,13 @@ pub(super) async fn log_changes(store: RedisStore, url: String) {
     let mut fallback = TimeSpan::ZERO;
     loop {
         ticks.tick().await;
-        // Connected servers, and no open breaker: without a server nothing is available.
         let link = store.report().link;
-        let is_available = store.is_available() && link.servers > link.servers_open;
+        let is_available = match was_available {
+            // A lost connection is made again at once; a failure opens the breaker.
+            Some(true) => store.is_available() && link.servers > link.servers_open,
+            // Only a server that has answered works.
+            None | Some(false) => link.servers_connected > 0,
+        };
         if was_available.is_none() && !is_available && grace > 0 {
             grace -= 1;
             continue;
@@ -146,7 +160,7 @@ pub(super) async fn log_changes(store: RedisStore, url: String) {
             }
             (Some(false), true) => {
                 let total = store.report().fallback_time;
-                let lasted = TimeSpan::from_micros(total.as_micros().saturating_sub(fallback.as_micros()));
+                let lasted = readable(total.as_micros().saturating_sub(fallback.as_micros()));
                 tracing::info!(event = "store_available", "{url} works again; fallback lasted {lasted}");
                 fallback = total;
             }
@@ -159,5 +173,16 @@ pub(super) async fn log_changes(store: RedisStore, url: String) {
             (Some(true), true) | (Some(false), false) => {}
         }
         was_available = Some(is_available);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn duration_in_a_message_is_in_seconds_or_milliseconds() {
+        let texts = [43_183_574, 999_999, 60_000_001].map(|micros| readable(micros).to_string());
+        assert_eq!(texts, ["43s", "999ms", "1m"]);
     }
 }

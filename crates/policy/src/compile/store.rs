@@ -33,11 +33,21 @@ pub(super) fn store<'s>(
     context: &mut CompileContext<'s, '_>,
 ) -> Option<StorePlan> {
     let replacement = context.store_url.clone();
-    let Some(node) = node else { return Some(StorePlan { url: replacement, ..StorePlan::default() }) };
+    let Some(node) = node else {
+        let url = replacement.filter(|url| !url.is_memory());
+        return Some(StorePlan { url, ..StorePlan::default() });
+    };
     context.targets.store = NodeRef::from(node);
     let fields = Fields::open(node, &STORE, &mut context.report)?;
     let is_shared = replacement.is_some() || fields.get("url").is_some_and(|node| !node.is_text("memory"));
     let url = fields.get("url").and_then(|node| store_url(node, &mut context.report));
+    if let (Some(node), Some(url), true) = (fields.get("url"), &url, fields.is_misspelt())
+        && url.expose().contains("-cluster://")
+    {
+        let finding =
+            Finding::error(node, "the URL may end at a comma: inside braces a comma begins the next key");
+        context.report.push(finding.hint("quote it, for example `url: 'redis-cluster://host1,host2'`"));
+    }
     let mut plan = StorePlan { url: replacement.or(url), ..StorePlan::default() };
     local_settings(&fields, &mut plan, context);
     shared_settings(&fields, &mut plan, context);
@@ -58,6 +68,8 @@ pub(super) fn store<'s>(
             context.targets.store_keys.insert(key, NodeRef::from(node));
         }
     }
+    // The rest of the section was checked with it.
+    plan.url = plan.url.filter(|url| !url.is_memory());
     Some(plan)
 }
 

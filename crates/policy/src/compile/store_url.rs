@@ -144,4 +144,14 @@ mod tests {
             assert!(what.contains(reason) && !what.contains("hunter2"), "{url}: {what}");
         }
     }
+    #[test]
+    fn cluster_url_that_braces_cut_at_a_comma_gets_a_hint() {
+        let problems = |store: &str| {
+            let text = format!("store: {store}\nrate_limits: {{ default: {{ requests: 1, window: 1s }} }}\n");
+            crate::compile("p.yaml", text.as_bytes(), &crate::NoFiles).err().map(|found| found.to_string())
+        };
+        let cut = problems("{ url: redis-cluster://host1,host2 }").unwrap();
+        assert!(cut.contains("url: 'redis-cluster://host1,host2'"), "{cut}");
+        assert_eq!(problems("{ url: 'redis-cluster://host1,host2' }"), None);
+    }
 }

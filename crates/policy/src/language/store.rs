@@ -17,7 +17,7 @@ pub(super) const RULE_COORDINATION: PolicyKey = PolicyKey::new(
 pub(super) const RULE_FAILURE_MODE: PolicyKey = PolicyKey::new(
     "on_store_failure",
     Choice(STORE_FAILURE_MODES),
-    "What happens to this limit while Redis fails, if not what `store.on_store_failure` says.",
+    "What happens to this limit while Redis fails, if not what `store.on_store_failure` says. An error with `coordination: static`, which does not use Redis.",
     "deny",
 )
 .default("that of `store`");
@@ -30,7 +30,7 @@ pub(crate) static STORE: Mapping = Mapping {
         PolicyKey::new(
             "url",
             Text("store URL"),
-            "Where counters are stored: `memory` for this process only, or Redis or Valkey to share them between nodes: `redis://`, `redis-sentinel://`, `redis-cluster://`; with TLS `rediss://`, `rediss-sentinel://`, `rediss-cluster://`. `valkey` can replace `redis`. Sentinel and cluster URLs can list several hosts; a Sentinel URL ends with the name of the service.",
+            "Where counters are stored: `memory` for this process only, or Redis or Valkey to share them between nodes: `redis://`, `redis-sentinel://`, `redis-cluster://`; with TLS `rediss://`, `rediss-sentinel://`, `rediss-cluster://`. `valkey` can replace `redis`. Sentinel and cluster URLs can list several hosts, separated by commas, which need quotes inside braces; a Sentinel URL ends with the name of the service.",
             "redis://127.0.0.1:6379",
         )
         .default("memory"),
@@ -66,7 +66,7 @@ pub(crate) static STORE: Mapping = Mapping {
         PolicyKey::new(
             "nodes",
             Count(1),
-            "The number of nodes: divides the limits of `coordination: static`, and the fallback until the live nodes are known.",
+            "The number of nodes: divides the limits of `coordination: static`, and the fallback until the live nodes are known. Required with `coordination: static`.",
             "3",
         )
         .default("1"),

@@ -160,6 +160,11 @@ impl StoreUrl {
         &self.0
     }
 
+    /// Whether it means counters in this process.
+    pub(crate) fn is_memory(&self) -> bool {
+        self.0 == "memory"
+    }
+
     /// Whether the connection is encrypted.
     pub fn is_tls(&self) -> bool {
         self.0.starts_with("rediss") || self.0.starts_with("valkeys")

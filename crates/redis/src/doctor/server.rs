@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use redis::{Cmd, RedisResult, Value};
+use redis::{Cmd, RedisError, RedisResult, Value};
 use tidegate_core::{TimeSpan, Timestamp};
 use tidegate_store::Clock;
 
@@ -10,7 +10,7 @@ use super::report::Diagnosis;
 use crate::config::RedisConfig;
 use crate::endpoint::ServerAddress;
 use crate::key::KeyNames;
-use crate::link::{RedisConnector, ServerConnection};
+use crate::link::{ConnectError, RedisConnector, ServerConnection, missing_permission};
 
 const PINGS: usize = 100;
 /// Far longer than a reply takes; a server that needs longer is reported.
@@ -32,8 +32,11 @@ impl ServerExamination<'_> {
     pub(super) async fn run(&self, diagnosis: &mut Diagnosis) {
         let mut connection = match self.connector.connect(self.address, || {}).await {
             Ok(connection) => connection,
-            Err(error) => return diagnosis.problem("connection", format!("{error}")),
+            Err(error) => return diagnosis.problem("connection", self.advise(&error)),
         };
+        if let Err(error) = query::<Value>(&mut connection, &redis::cmd("PING")).await {
+            return diagnosis.problem("connection", self.explain(&error));
+        }
         diagnosis.ok("connection", format!("{} responds", self.address));
         match query::<String>(&mut connection, redis::cmd("INFO").arg("everything")).await {
             Ok(info) => {
@@ -51,6 +54,38 @@ impl ServerExamination<'_> {
         self.examine_latency(&mut connection, diagnosis).await;
         self.examine_clock(&mut connection, diagnosis).await;
         self.examine_permissions(&mut connection, diagnosis).await;
+    }
+
+    /// Why there is no connection.
+    fn advise(&self, error: &ConnectError) -> String {
+        match error {
+            ConnectError::Tls { .. } | ConnectError::Timeout { .. } if self.config.endpoint.tls => {
+                format!("{error}; if the port does not use TLS, write `redis` instead of `rediss` in the URL")
+            }
+            error => error.to_string(),
+        }
+    }
+
+    /// Why a server that accepts connections does not respond to `PING`.
+    fn explain(&self, error: &RedisError) -> String {
+        let address = self.address;
+        match error.code() {
+            Some("NOAUTH") => format!(
+                "{address} needs a login; put the user into the URL (`redis://user@host`) and the password into a file \
+                 (`--password-file`, `store.password_file`)"
+            ),
+            Some("NOPERM") => {
+                format!("{address}: {}", missing_permission(error.detail().unwrap_or_default()))
+            }
+            Some(_) => format!("{address} cannot be used: {error}"),
+            None if error.is_timeout() => {
+                format!("{address} accepts connections but does not respond; check whether the process hangs")
+            }
+            None if self.config.endpoint.tls => format!("{address} closed the connection: {error}"),
+            None => format!(
+                "{address} closed the connection: {error}; if the port uses TLS, write `rediss` instead of `redis` in the URL"
+            ),
+        }
     }
 
     async fn examine_cluster(&self, connection: &mut ServerConnection, diagnosis: &mut Diagnosis) {

@@ -116,13 +116,18 @@ impl RedisConnector {
             sent.map_err(|error| ConnectError::from_redis(address, error))
         };
         let replies = within(self.timeout, address, replies).await?;
+        // Without the permission to load a script, the error of the second command is another one.
+        for reply in &replies {
+            if let Value::ServerError(error) = reply
+                && matches!(error.code(), "NOAUTH" | "NOPERM")
+            {
+                return Err(ConnectError::from_redis(address, error.clone().into()));
+            }
+        }
         match replies.last() {
             Some(Value::ServerError(error)) => match ErrorReply::parse(error, address) {
                 // The server works; the slot is somewhere else.
                 ErrorReply::Moved { .. } | ErrorReply::Ask { .. } | ErrorReply::TryAgain => Ok(connection),
-                _ if matches!(error.code(), "NOAUTH" | "NOPERM") => {
-                    Err(ConnectError::from_redis(address, error.clone().into()))
-                }
                 _ => {
                     let reason = format!("{} {}", error.code(), error.details().unwrap_or_default());
                     Err(ConnectError::Probe { address: address.clone(), reason })

@@ -14,6 +14,7 @@ use tokio::time::{Interval, MissedTickBehavior, interval};
 use super::batch::{Batch, Grouping};
 use super::connect::{RedisConnector, ServerConnection};
 use super::error::{ConnectError, LinkError};
+use super::failure_log::FailureLog;
 use super::queue::{PendingCall, TICKS_PER_TIMEOUT};
 use super::routes::{RedisServerHealth, RouteTable, SlotRoute};
 use super::server::ServerState;
@@ -65,8 +66,7 @@ pub(super) struct Dispatcher {
     events: mpsc::UnboundedSender<LinkEvent>,
     received: mpsc::UnboundedReceiver<LinkEvent>,
     available: watch::Sender<bool>,
-    /// The last failure, so that it is logged once.
-    failure: Option<String>,
+    failures: FailureLog,
     intervals: u64,
 }
 
@@ -94,7 +94,7 @@ impl Dispatcher {
             events,
             received,
             available,
-            failure: None,
+            failures: FailureLog::default(),
             intervals: 0,
         }
     }
@@ -165,7 +165,10 @@ impl Dispatcher {
             LinkEvent::Discovered(result) => {
                 self.is_discovering = false;
                 match result {
-                    Ok(topology) => self.apply(topology),
+                    Ok(topology) => {
+                        self.failures.discovered();
+                        self.apply(topology);
+                    }
                     Err(error) => self.handle_undiscovered(&error),
                 }
             }
@@ -272,11 +275,9 @@ impl Dispatcher {
         match result {
             Ok(connection) => {
                 server.set_connection(connection);
-                let has_closed = server.health.close(now);
+                server.health.close(now);
                 self.note_breakers(false);
-                if has_closed || self.failure.is_some() {
-                    self.log_available(address);
-                }
+                self.failures.recovered(address);
             }
             Err(error) => {
                 server.connecting_since = None;
@@ -340,7 +341,9 @@ impl Dispatcher {
         let is_ready = |server: &Arc<RedisServerHealth>| {
             server.is_available() && self.servers.get(&server.address).is_some_and(ServerState::is_connected)
         };
-        let available = !servers.is_empty() && servers.iter().all(is_ready);
+        let connected = servers.iter().filter(|server| is_ready(server)).count();
+        self.shared.stats.connected.store(connected as u64, Ordering::Relaxed);
+        let available = !servers.is_empty() && connected == servers.len();
         self.available.send_if_modified(|current| std::mem::replace(current, available) != available);
     }
 
@@ -468,25 +471,7 @@ impl Dispatcher {
 
     /// Logs a failure when it is a new one.
     pub(super) fn log_failure(&mut self, error: &ConnectError) {
-        let message = error.to_string();
-        if self.failure.as_ref() == Some(&message) {
-            return;
-        }
-        if error.is_permanent() {
-            tracing::error!(event = "redis_login_failed", "{message}");
-        } else {
-            tracing::warn!(
-                event = "redis_unavailable",
-                "{message}; retrying every {} ms",
-                PROBE_INTERVAL.as_millis()
-            );
-        }
-        self.failure = Some(message);
-    }
-
-    fn log_available(&mut self, address: &ServerAddress) {
-        self.failure = None;
-        tracing::info!(event = "redis_available", "connected to {address}");
+        self.failures.failed(error, self.shared.now());
     }
 
     /// Answers a call with an error reply of the server.

@@ -43,6 +43,8 @@ pub(crate) enum ConnectError {
     Certificates { reason: String },
     #[error("{address} rejected the login: {source}; check the user and the password of the store")]
     Login { address: ServerAddress, source: RedisError },
+    #[error("the user of the store lacks a permission on {address}: {reason}")]
+    Permission { address: ServerAddress, reason: String },
     #[error("{address} failed: {source}")]
     Server { address: ServerAddress, source: RedisError },
     #[error("{address} runs no scripts: {reason}")]
@@ -55,19 +57,66 @@ pub(crate) enum ConnectError {
     NoSlots { address: ServerAddress },
 }
 
+/// What the operator has to look at.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) enum FailureKind {
+    Server,
+    Login,
+    Permission,
+}
+
 impl ConnectError {
     /// Whether an operator must change the configuration.
     pub(crate) fn is_permanent(&self) -> bool {
-        matches!(self, Self::Login { .. } | Self::Certificates { .. })
+        matches!(self, Self::Login { .. } | Self::Permission { .. } | Self::Certificates { .. })
     }
 
     pub(super) fn from_redis(address: &ServerAddress, source: RedisError) -> Self {
         let address = address.clone();
-        let code = source.code().unwrap_or_default();
-        let is_login = source.kind() == redis::ErrorKind::AuthenticationFailed
-            || matches!(code, "NOAUTH" | "WRONGPASS" | "NOPERM");
-        if is_login { Self::Login { address, source } } else { Self::Server { address, source } }
+        match source.code().unwrap_or_default() {
+            "NOPERM" => {
+                Self::Permission { address, reason: missing_permission(source.detail().unwrap_or_default()) }
+            }
+            "NOAUTH" | "WRONGPASS" => Self::Login { address, source },
+            _ if source.kind() == redis::ErrorKind::AuthenticationFailed => Self::Login { address, source },
+            _ => Self::Server { address, source },
+        }
     }
+
+    /// The server that failed; `None` if no server could be asked.
+    pub(super) fn address(&self) -> Option<&ServerAddress> {
+        match self {
+            Self::Network { address, .. }
+            | Self::Tls { address, .. }
+            | Self::Login { address, .. }
+            | Self::Permission { address, .. }
+            | Self::Server { address, .. }
+            | Self::Probe { address, .. }
+            | Self::Timeout { address }
+            | Self::NoSlots { address } => Some(address),
+            Self::Certificates { .. } | Self::NoPrimary { .. } => None,
+        }
+    }
+
+    /// What the operator has to look at.
+    pub(super) fn kind(&self) -> FailureKind {
+        match self {
+            Self::Login { .. } => FailureKind::Login,
+            Self::Permission { .. } => FailureKind::Permission,
+            _ => FailureKind::Server,
+        }
+    }
+}
+
+/// The text of `NOPERM`, and the rule that allows what was rejected.
+pub(crate) fn missing_permission(details: &str) -> String {
+    let command = details.split('\'').nth(1).filter(|_| details.contains("command"));
+    let rule = match command {
+        Some(command) => format!("+{}", command.to_ascii_lowercase()),
+        None if details.contains("channel") => "&<prefix>*".to_owned(),
+        None => "~<prefix>*".to_owned(),
+    };
+    format!("{details}; allow it with `ACL SETUSER <user> {rule}`")
 }
 
 /// What an error reply means for the call.
@@ -124,6 +173,21 @@ mod tests {
 
     fn address(host: &str, port: u16) -> ServerAddress {
         ServerAddress { host: host.to_owned(), port }
+    }
+
+    #[test]
+    fn missing_permission_names_the_rule_that_allows_it() {
+        let of = |details: &str| missing_permission(details).rsplit(' ').next().unwrap().to_owned();
+        assert_eq!(of("this user has no permissions to run the 'evalsha' command"), "+evalsha`");
+        assert_eq!(of("this user has no permissions to run the 'script|load' command"), "+script|load`");
+        assert_eq!(
+            of("this user has no permissions to access one of the keys used as arguments"),
+            "~<prefix>*`"
+        );
+        assert_eq!(
+            of("this user has no permissions to access one of the channels used as arguments"),
+            "&<prefix>*`"
+        );
     }
 
     #[test]

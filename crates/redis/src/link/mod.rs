@@ -11,6 +11,7 @@ mod batch;
 mod connect;
 mod dispatcher;
 mod error;
+mod failure_log;
 mod queue;
 mod replies;
 mod routes;
@@ -40,7 +41,7 @@ use crate::key::KeyNames;
 use crate::operation::{Operation, OperationReply};
 
 pub(crate) use self::connect::{RedisConnector, ServerConnection};
-pub(crate) use self::error::LinkError;
+pub(crate) use self::error::{ConnectError, LinkError, missing_permission};
 pub use self::stats::{BATCH_BOUNDS, LATENCY_BOUNDS, LinkReport};
 pub(crate) use self::subscription::ChannelEvent;
 pub(crate) use self::topology::{Topology, ask_sentinel, discover};
@@ -233,6 +234,7 @@ impl Link {
         LinkReport {
             servers: routes.servers().len() as u64,
             servers_open: open as u64,
+            servers_connected: self.shared.stats.connected.load(Ordering::Relaxed),
             unanswered: self.shared.queue.unanswered() as u64,
             ..self.shared.stats.report(self.shared.timer.now())
         }

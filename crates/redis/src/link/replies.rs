@@ -9,6 +9,7 @@ use super::error::{ConnectError, ErrorReply, LinkError};
 use super::queue::{CallReply, PendingCall};
 use super::stats;
 use crate::endpoint::ServerAddress;
+use crate::operation::ScriptName;
 
 /// After so many refusals a call waits for the next tick, so that servers that disagree about a slot do not keep the thread
 /// busy.
@@ -105,8 +106,10 @@ impl Dispatcher {
 
     fn answer(&self, group: &CallGroup, reply: &Value) {
         let now = self.shared.timer_reading();
+        // Commands are background work of the store, and so are exchanges of counts.
+        let is_decision = matches!(group.script, Some(ScriptName::Central | ScriptName::Lease));
         let answer = |call: &PendingCall, reply| {
-            if self.shared.queue.answer(&call.reply, Ok(reply)) {
+            if self.shared.queue.answer(&call.reply, Ok(reply)) && is_decision {
                 self.shared.stats.add_reply(now.nanos_since(call.submitted) / 1_000);
             }
         };

@@ -16,6 +16,8 @@ pub struct LinkReport {
     pub servers: u64,
     /// Servers whose breaker is open.
     pub servers_open: u64,
+    /// Servers that are connected and have run a script.
+    pub servers_connected: u64,
     /// How often a breaker has opened.
     pub opened: u64,
     /// Microseconds in which a breaker was open.
@@ -39,9 +41,9 @@ pub struct LinkReport {
     pub operations: u64,
     /// Script calls that carried them, by the number of operations; see [`BATCH_BOUNDS`].
     pub batch_sizes: [u64; BATCH_BOUNDS.len() + 1],
-    /// Replies by the time that the caller waited; see [`LATENCY_BOUNDS`].
+    /// Replies to decisions by the time that the caller waited; see [`LATENCY_BOUNDS`].
     pub latency: [u64; LATENCY_BOUNDS.len() + 1],
-    /// Microseconds that all callers with a reply waited.
+    /// Microseconds that all decisions with a reply waited.
     pub latency_micros: u64,
 }
 
@@ -54,6 +56,8 @@ pub(super) struct LinkStats {
     pub(super) rejected_full: AtomicU64,
     pub(super) retries: AtomicU64,
     pub(super) error_replies: AtomicU64,
+    /// Servers that work now.
+    pub(super) connected: AtomicU64,
     opened: AtomicU64,
     operations: AtomicU64,
     batch_sizes: [AtomicU64; BATCH_BOUNDS.len() + 1],
@@ -72,7 +76,7 @@ impl LinkStats {
         add_to_bucket(&self.batch_sizes, &BATCH_BOUNDS, operations);
     }
 
-    /// Adds a reply.
+    /// Adds a reply to a decision.
     pub(super) fn add_reply(&self, waited_micros: u64) {
         add(&self.latency_micros, waited_micros);
         add_to_bucket(&self.latency, &LATENCY_BOUNDS, waited_micros);

@@ -78,7 +78,9 @@ pub(crate) async fn ask_sentinel(
     command.arg("get-master-addr-by-name").arg(service);
     // Most Sentinels have no login, and reject one.
     let reply = match query(&connector.anonymous(), address, &command).await {
-        Err(ConnectError::Login { .. }) => query(&connector.without_database(), address, &command).await?,
+        Err(ConnectError::Login { .. } | ConnectError::Permission { .. }) => {
+            query(&connector.without_database(), address, &command).await?
+        }
         reply => reply?,
     };
     let unknown = || ConnectError::NoPrimary { service: service.to_owned() };

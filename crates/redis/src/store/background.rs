@@ -42,6 +42,7 @@ async fn leave_fallback(state: Weak<StoreState>) {
     loop {
         ticks.tick().await;
         let Some(state) = state.upgrade() else { return };
+        state.follow_link();
         state.try_leave_fallback().await;
     }
 }
@@ -74,7 +75,21 @@ fn ticks(period: Duration) -> Interval {
     ticks
 }
 
+impl Drop for StoreState {
+    /// Tells the other nodes. The link lives until this is sent.
+    fn drop(&mut self) {
+        self.membership.leave_in_background(&self.link);
+    }
+}
+
 impl StoreState {
+    /// A node without requests is in fallback too if Redis fails: its status and its metrics say so.
+    fn follow_link(&self) {
+        if !self.link.is_available() {
+            self.enter_fallback();
+        }
+    }
+
     async fn send_heartbeat(&self) {
         let heartbeats = [
             self.membership.beat(&self.link).await,

@@ -214,7 +214,7 @@ impl StoreState {
     }
 
     /// Begins fallback, unless it has begun. The shares are ready before any decision uses them.
-    fn enter_fallback(&self) {
+    pub(super) fn enter_fallback(&self) {
         if self.failures.since().is_some() {
             return;
         }

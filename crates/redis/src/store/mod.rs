@@ -104,7 +104,7 @@ impl RedisStore {
             permits: Arc::new(SharedPermits::new(Arc::clone(&link), node)),
             rejections: RejectionCache::new(),
             changes,
-            membership: Membership::new(node, Arc::clone(&nodes)),
+            membership: Membership::new(node, Arc::clone(&nodes), &link.names().secret_fingerprint()),
             lost_writes: LostWrites::new(&link, node),
             link,
             node,
@@ -117,6 +117,11 @@ impl RedisStore {
     /// Waits for a reply to `PING`, on the connection that decisions use.
     pub async fn ping(&self) -> Result<(), StoreError> {
         self.state.link.command(0, &redis::cmd("PING")).await.map(drop)
+    }
+
+    /// Leaves the nodes that share the limits, so that the others stop counting this one at once. For the end of the process.
+    pub async fn leave(&self) -> Result<(), StoreError> {
+        self.state.membership.leave(&self.state.link).await
     }
 
     /// What the store has done since the start, for metrics.
@@ -134,6 +139,7 @@ impl RedisStore {
             fallback_units_charged: failures.charged(),
             fallback_units_uncharged: failures.uncharged(),
             nodes: state.nodes.get().get(),
+            nodes_with_other_secret: state.membership.nodes_with_other_secret(),
             lost_writes: state.lost_writes.detected(),
             cached_rejections_served: state.rejections.served(),
             cached_rejections: state.rejections.len() as u64,

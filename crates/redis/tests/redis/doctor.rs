@@ -2,6 +2,7 @@
 
 use tidegate_redis::{Diagnosis, DiagnosisLevel, Endpoint, RedisConfig, diagnose};
 use tidegate_store::SystemClock;
+use tidegate_testkit::certificate::Certificate;
 use tidegate_testkit::process::{RedisCluster, RedisOptions, RedisServer};
 
 async fn examine(url: &str) -> Diagnosis {
@@ -77,4 +78,35 @@ async fn absent_server_and_wrong_scheme_are_problems() {
     let whole = examine(&cluster.url()).await;
     assert_eq!(level(&whole, "hash slots"), DiagnosisLevel::Ok);
     assert_eq!((level(&whole, "cluster"), level(&whole, "role")), (DiagnosisLevel::Ok, DiagnosisLevel::Ok));
+}
+
+/// The only finding: nothing else is examined.
+async fn only_problem(url: &str) -> String {
+    let diagnosis = examine(url).await;
+    assert_eq!(diagnosis.items.len(), 1, "{diagnosis:?}");
+    let (level, message) = finding(&diagnosis, "connection");
+    assert_eq!(level, DiagnosisLevel::Problem);
+    message.to_owned()
+}
+
+#[tokio::test]
+async fn server_that_cannot_be_used_is_one_problem_with_its_cause() {
+    let locked = server(&["--requirepass", "secret"]);
+    let message = only_problem(&format!("redis://{}", locked.address())).await;
+    assert!(message.contains("needs a login") && message.contains("--password-file"), "{message}");
+    let plain = RedisServer::start();
+    let message = only_problem(&plain.url().replace("redis://", "rediss://")).await;
+    assert!(message.contains("write `redis` instead of `rediss`"), "{message}");
+    plain.stop();
+    let message = only_problem(&plain.url()).await;
+    plain.resume();
+    assert!(message.contains("does not respond"), "{message}");
+}
+
+#[tokio::test]
+async fn server_that_expects_tls_is_recognised() {
+    let certificate = Certificate::for_name("127.0.0.1");
+    let server = RedisServer::with(&RedisOptions { tls: Some(certificate), ..RedisOptions::default() });
+    let message = only_problem(&format!("redis://{}", server.address())).await;
+    assert!(message.contains("write `rediss` instead of `redis`"), "{message}");
 }

@@ -7,6 +7,7 @@ mod doctor;
 mod failure;
 mod lease;
 mod link;
+mod membership;
 mod permits;
 mod rolling_change;
 mod rolling_nodes;

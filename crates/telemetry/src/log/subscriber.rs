@@ -1,7 +1,7 @@
 //! The `tracing` subscriber: events of the process, and warnings of dependencies.
 //!
-//! An event of the process comes from the crate `tidegate` and has a field `event` with its name. It is written like
-//! [`Log::event_with_details`] writes it; its field `details` is a list (see [`details`]).
+//! An event of the process comes from a crate of this workspace (`tidegate`, `tidegate_redis`, …) and has a field `event` with
+//! its name. It is written like [`Log::event_with_details`] writes it; its field `details` is a list (see [`details`]).
 //!
 //! Dependencies log warnings and errors only, through `tracing` or `log`. Other levels cost one comparison with a static
 //! number. Clients can provoke some warnings (with an illegal frame or handshake), so these lines are rate-limited: the
@@ -22,8 +22,8 @@ use tracing_log::log::LevelFilter as LogLevelFilter;
 use super::json::{JsonLine, sanitized};
 use super::{Log, LogFormat};
 
-/// The crate whose events are process events.
-const PROCESS: &str = "tidegate";
+/// The crate of the program. The names of its libraries continue with an underscore.
+const PROGRAM: &str = "tidegate";
 /// The window in which the lines of dependencies are limited.
 const WINDOW: TimeSpan = TimeSpan::from_secs(60);
 /// The limit of these lines in a window.
@@ -124,7 +124,9 @@ impl Subscriber for LogSubscriber {
 }
 
 fn is_process_event(metadata: &Metadata<'_>) -> bool {
-    metadata.target().split("::").next() == Some(PROCESS) && metadata.fields().field("event").is_some()
+    let name = metadata.target().split("::").next().unwrap_or_default();
+    let is_ours = name.strip_prefix(PROGRAM).is_some_and(|rest| rest.is_empty() || rest.starts_with('_'));
+    is_ours && metadata.fields().field("event").is_some()
 }
 
 /// The fields of an event, as text.
@@ -243,6 +245,18 @@ mod tests {
     }
 
     #[test]
+    fn event_of_a_library_of_the_workspace_is_a_process_event() {
+        let through_tracing = lines_of(|| {
+            tracing::warn!(target: "tidegate_redis", event = "redis_unavailable", "no reply");
+            tracing::info!(target: "tidegate_redis", event = "redis_available", "connected");
+        });
+        let (log, lines) = Log::into_channel(clock());
+        log.event("redis_unavailable", "no reply", &[]);
+        log.event("redis_available", "connected", &[]);
+        assert_eq!(through_tracing, drain(&lines));
+    }
+
+    #[test]
     fn dependency_warning_with_hostile_text_is_one_line_of_json() {
         let lines = lines_of(|| {
             tracing::warn!(target: "h2::proto", event = "started", frame = ?HOSTILE, count = 3, "bad: {HOSTILE}");
@@ -285,7 +299,9 @@ mod tests {
         forward_log();
         let lines = lines_of(|| {
             tracing::info!(target: "h2", event = "started", "info");
-            tracing::info!(target: "tidegate_like", event = "started", "info");
+            tracing::info!(target: "tidegatelike", event = "started", "info");
+            tracing::info!(target: "tidegate_redis", "no event");
+            tracing::debug!(target: "tidegate_redis", event = "records_not_exchanged", "debug");
             tracing::info!(target: "tidegate", "no event");
             tracing::debug!(target: "tidegate", event = "debug", "debug");
             assert!(tracing::error_span!("span").is_disabled());

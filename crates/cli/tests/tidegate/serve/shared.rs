@@ -4,6 +4,8 @@ use std::io::{BufReader, Read as _, Write as _};
 use std::net::TcpStream;
 use std::process::Command;
 
+use tidegate_core::TimeSpan;
+use tidegate_store::{Clock, SystemClock};
 use tidegate_testkit::client::{Connection, read_head, request};
 use tidegate_testkit::port::free_address;
 use tidegate_testkit::process::{PolicyFile, RedisServer, Tidegate};
@@ -178,6 +180,8 @@ fn redis_contains_no_api_key_and_no_key_without_expiry() {
 #[test]
 fn gateway_starts_and_serves_without_redis() {
     let server: Tidegate = serve(&["--config", &policy(&format!("redis://{}", free_address())).path()]);
+    let line = server.wait_for_log("\"redis_unavailable\"");
+    assert!(line.contains("\"event\":\"redis_unavailable\""), "{line}");
     server.wait_for_log("store_unavailable");
     assert_eq!(request(&server.address, "GET", "/", "X-API-Key: sk_live_any\r\n", "").status, 200);
 }
@@ -210,5 +214,69 @@ fn store_of_the_command_line_replaces_that_of_the_policy() {
     assert!(server.wait_for_log("store_available").contains(&redis.url()));
     let invalid = run(&["serve", "--store", "http://127.0.0.1"]);
     let text = String::from_utf8_lossy(&invalid.stderr);
-    assert!(!invalid.status.success() && text.contains("invalid --store"), "{text}");
+    assert!(
+        !invalid.status.success()
+            && text.contains("--store: invalid store URL: ")
+            && !text.contains("invalid --store"),
+        "{text}"
+    );
+}
+
+#[test]
+fn reset_without_redis_fails_at_once_with_a_hint() {
+    let gateway = AdminGateway::serve(policy(&format!("redis://{}", free_address())));
+    let is_in_fallback = || gateway.send("GET", "/v1/status", "").json()["store"]["mode"] == "fallback";
+    eventually_blocking("fallback without a request", is_in_fallback);
+    let clock = SystemClock::new();
+    let began = clock.now();
+    let (is_success, _, error) = gateway.command(&["reset", "user:bob"]);
+    assert!(!is_success && error.contains("the store is unavailable\n  hint: "), "{error}");
+    // Ten seconds of retries would be too long.
+    let elapsed = clock.now().since(began);
+    assert!(elapsed < TimeSpan::from_secs(4), "{elapsed}");
+}
+
+#[test]
+fn gateway_with_another_secret_is_reported() {
+    let redis = RedisServer::start();
+    let other = policy(&redis.url());
+    std::fs::write(other.beside("store.secret"), "the secret of another fleet").unwrap();
+    let [one, two] = [policy(&redis.url()), other].map(AdminGateway::serve);
+    for gateway in [&one, &two] {
+        let line = gateway.server.wait_for_log("store_secret_differs");
+        assert!(line.contains("\"event\":\"store_secret_differs\""), "{line}");
+        let (_, text, _) = gateway.command(&["status"]);
+        assert!(text.contains(": 1 node; 1 node has another secret"), "{text}");
+    }
+}
+
+#[test]
+fn store_is_in_the_start_message_and_in_the_equivalent_policy() {
+    let redis = RedisServer::start();
+    let server = serve(&["--upstream", &format!("http://{}", echo()), "--store", &redis.url()]);
+    for line in [format!("\nstore:\n  url: '{}'\n", redis.url()), format!("\n  store      {}\n", redis.url())]
+    {
+        assert!(server.startup_output.contains(&line), "{}", server.startup_output);
+    }
+    let server = serve(&["--upstream", &format!("http://{}", echo()), "--store", "memory"]);
+    assert_eq!(request(&server.address, "GET", "/", "", "").status, 200);
+}
+
+#[test]
+fn doctor_takes_the_store_of_a_policy() {
+    let redis = RedisServer::start();
+    let output = run(&["doctor", "--config", &policy(&redis.url()).path()]);
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert!(text.starts_with(&redis.url()) && text.contains("responds"), "{text}");
+    let output = run(&["doctor"]);
+    assert!(!output.status.success() && String::from_utf8_lossy(&output.stderr).contains("<URL>"));
+}
+
+#[test]
+fn store_that_does_not_answer_is_never_logged_as_available() {
+    let redis = RedisServer::start();
+    let url = redis.url().replace("redis://", "rediss://");
+    let server = serve(&["--config", &policy(&url).path()]);
+    let first = server.wait_for_log("\"event\":\"store_");
+    assert!(first.contains("\"event\":\"store_unavailable\""), "{first}");
 }
