@@ -170,7 +170,7 @@ async fn entry_of_a_drained_counter_outlives_repetitions_of_its_changes() {
 }
 
 #[tokio::test]
-async fn copy_with_an_unconfirmed_exchange_is_used_until_it_is_overdue() {
+async fn copy_with_an_unconfirmed_exchange_is_used_until_it_is_overdue_and_then_renewed() {
     let server = RedisServer::start();
     let link = link(&server);
     let limit = limit(Algorithm::TokenBucket, 1_000);
@@ -192,7 +192,12 @@ async fn copy_with_an_unconfirmed_exchange_is_used_until_it_is_overdue() {
     // Other counters were exchanged, this one was not.
     overdue.node.clock.note_attempt(at(3_100));
     overdue.node.clock.note_exchange(at(3_100), at(3_100), at(3_100));
-    let error = overdue.decide(&[check], at(3_100)).await.unwrap_err();
+    assert!(overdue.decide(&[check], at(3_100)).await.unwrap().passes());
+    // Without Redis it cannot be renewed.
+    drop(server);
+    overdue.node.clock.note_attempt(at(6_200));
+    overdue.node.clock.note_exchange(at(6_200), at(6_200), at(6_200));
+    let error = overdue.decide(&[check], at(6_200)).await.unwrap_err();
     assert!(matches!(error, StoreError::Unavailable(_)), "{error:?}");
 }
 
@@ -206,8 +211,6 @@ async fn counter_of_a_newer_format_is_left_alone() {
     let set = redis::cmd("SET").arg(name.as_bytes()).arg(&b"\x02newer"[..]).arg("EX").arg(60).to_owned();
     link.command(name.slot(), &set).await.unwrap();
     let check = Check::new(key, &limit);
-    assert!(store.decide(&[check], START).await.unwrap().passes(), "nothing is known of it yet");
-    store.exchange(START).await.unwrap();
     let error = store.decide(&[check], START).await.unwrap_err();
     assert!(matches!(error, StoreError::Protocol { .. }), "{error:?}");
     assert!(store.reset(key).await.is_err());
