@@ -50,7 +50,7 @@ impl FallbackCharge {
     }
 }
 
-/// The use of a [`FallbackStore`].
+/// How the shares of limits were used while Redis failed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct FallbackReport {
     /// Outages since the start.
