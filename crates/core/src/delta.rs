@@ -79,7 +79,7 @@ impl CounterDelta {
         };
         let alone = bucket.drained_by(now).saturating_add_signed(i128::from(subunits.max(0)));
         *self = Self::Bucket {
-            added: added.saturating_add(subunits),
+            added: added.saturating_add(subunits).clamp(-MAX_MAGNITUDE, MAX_MAGNITUDE),
             least: bucket.level_at(least.saturating_add_signed(i128::from(subunits)).max(alone)),
             changed_at: changed_at.max(now),
         };
@@ -202,7 +202,7 @@ impl Limit {
             ) if new.rate() != old.rate() => {
                 let [unit, old_unit] = [new.rate(), old.rate()].map(|rate| i128::from(rate.unit().get()));
                 let scaled = i128::from(added).saturating_mul(unit).checked_div(old_unit).unwrap_or_default();
-                let added = i64::try_from(scaled).unwrap_or(i64::MAX);
+                let added = i64::try_from(scaled).unwrap_or(i64::MAX).clamp(-MAX_MAGNITUDE, MAX_MAGNITUDE);
                 CounterDelta::Bucket { added, least: new.0.rebase(&old.0, least, now), changed_at }
             }
             (
