@@ -31,7 +31,8 @@ const HOLD_DOWN: TimeSpan = TimeSpan::from_secs(10);
 /// The TTL of the set, renewed by each heartbeat.
 const SET_TTL: Duration = Duration::from_mins(1);
 
-/// Members of the set that are read. Whoever can write to Redis could add more, and divide the limits by their number.
+/// Members of the set that are read. An attacker who can write to Redis could add more, and thereby divide the limits by their
+/// number.
 const MAX_MEMBERS: u32 = 1_000;
 /// A secret that differs is logged this often.
 const WARNING_INTERVAL: TimeSpan = TimeSpan::from_secs(60);
@@ -133,7 +134,7 @@ impl Membership {
     pub(crate) fn leave_in_background(&self, link: &Arc<Link>) {
         if let Some((slot, command)) = self.departure(link).filter(|_| link.is_available()) {
             let held = Arc::clone(link);
-            // Nobody is left who could use the error; the others notice the silence.
+            // The store is gone, so the error has no reader; the other nodes notice the missing heartbeats.
             link.spawn(async move { drop(held.command(slot, &command).await) });
         }
     }

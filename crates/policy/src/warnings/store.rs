@@ -9,7 +9,7 @@ use crate::raw::{Finding, ProblemReport};
 pub(super) fn find(plan: &Plan, targets: &WarningTargets, report: &mut ProblemReport<'_>) {
     let store = &plan.store;
     if store.url.is_some() && store.secret.is_none() {
-        let what = "without `secret_file`, whoever can read Redis can test guesses of API keys and users";
+        let what = "without `secret_file`, anyone who can read Redis can test guesses of API keys and users";
         let finding = Finding::warning(targets.store, what);
         report.push(finding.hint(
             "create one with `openssl rand -base64 32 > store.secret`, copy it to every node and add `secret_file: store.secret`",

@@ -152,7 +152,7 @@ rate_limits: { default: { requests: 5, window: 60 } }
     assert_eq!(
         warnings(text),
         [
-            "1: without `secret_file`, whoever can read Redis can test guesses of API keys and users",
+            "1: without `secret_file`, anyone who can read Redis can test guesses of API keys and users",
             "1: `sync_interval` has no effect: no limit has `coordination: sync`",
             "1: `fallback_share` has no effect: no limit has `on_store_failure: local`",
             "2: 5 requests cannot be divided by 8 nodes: each node admits 1 request in a longer window",

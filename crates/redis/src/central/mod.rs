@@ -113,7 +113,7 @@ impl CentralStore {
         self.link.spawn(async move {
             let AttemptGuard { store, groups, .. } = &mut attempted;
             store.attempt(groups, attempt, now).await;
-            // If nobody waits, dropping the attempt cancels it.
+            // If the caller no longer waits, dropping the attempt cancels it.
             let _ = sender.send(attempted);
         });
         match receiver.await {
@@ -176,7 +176,7 @@ impl CentralStore {
             for error in join_all(calls).await.into_iter().filter_map(Result::err) {
                 tracing::debug!("a refund failed, and the units stay charged: {error}");
             }
-            // Nobody may wait.
+            // The caller may no longer wait.
             let _ = sender.send(());
         });
         ended
@@ -200,7 +200,7 @@ impl CentralStore {
     }
 }
 
-/// An attempt whose result nobody has taken yet. Dropping it cancels what it charged.
+/// An attempt whose result the caller has not taken yet. Dropping it cancels what it charged.
 struct AttemptGuard {
     store: CentralStore,
     groups: Vec<SlotGroup>,

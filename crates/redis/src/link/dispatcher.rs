@@ -26,14 +26,14 @@ use crate::key::KeyNames;
 use crate::operation::ScriptName;
 use crate::script;
 
-/// Idle servers are tested every so many probe intervals.
+/// The number of probe intervals between two tests of an idle server.
 const PROBES_PER_PING: u64 = 10;
-/// Sentinels are asked again every so many probe intervals, because a primary that is cut off does not know it.
+/// The number of probe intervals after which Sentinels are asked again: a primary that is cut off does not know it.
 const PROBES_PER_SENTINEL_REFRESH: u64 = 10;
 /// The nodes of a cluster redirect calls, so that they need not be asked often.
 const PROBES_PER_CLUSTER_REFRESH: u64 = 100;
 
-/// The tasks that read and write sockets run at least after so many turns of the loop.
+/// The number of turns of the loop after which the tasks that read and write sockets run at the latest.
 const TURNS_PER_YIELD: u32 = 8;
 
 /// What happens to the I/O thread's servers.
