@@ -7,8 +7,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context;
-use tidegate_gateway::{Gateway, Listener};
+use tidegate_gateway::Gateway;
 use tidegate_limiter::Limiter;
+use tidegate_listener::Listener;
 use tidegate_policy::{ActivePolicy, NoFiles, SampleRate, compile};
 use tidegate_store::{Clock, MemoryStore, SystemClock};
 use tidegate_telemetry::{Destination, Log, LogFormat, LogSampling, Metrics, Telemetry};

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use tidegate_core::{TimeSpan, Timestamp};
-use tidegate_gateway::{ServerCertificate, ServerCertificateError};
+use tidegate_listener::{ServerCertificate, ServerCertificateError};
 use tidegate_policy::{CertificatePlan, Plan, Problem, Severity};
 
 const DAY: u64 = 86_400;

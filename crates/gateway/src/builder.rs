@@ -6,10 +6,10 @@ use std::sync::{Arc, Mutex};
 use arc_swap::ArcSwap;
 use rustls::RootCertStore;
 use tidegate_limiter::Limiter;
+use tidegate_listener::ConnectionLimiter;
 use tidegate_store::Store;
 use tidegate_telemetry::Telemetry;
 
-use crate::conn::ConnectionLimiter;
 use crate::resource_limits::ResourceLimits;
 use crate::server::{Gateway, PolicyError, StartError};
 use crate::snapshot::Snapshot;

@@ -1,6 +1,6 @@
 //! The reverse proxy that enforces a policy.
 //!
-//! Bytes enter at `conn::listener`. Each worker has one thread and one socket per listener. `service` handles a request
+//! Bytes enter at `conn::accept`. Each worker has one thread and one socket per listener. `service` handles a request
 //! from top to bottom: validation, route, limits, delay, upstream. Every failure is a typed `ServeError`, and `error` is
 //! the only module that chooses a status code. A reload swaps the whole `Snapshot`, so every request sees one policy.
 
@@ -26,9 +26,6 @@ mod upstream_metrics;
 mod worker;
 
 pub use crate::builder::GatewayBuilder;
-pub use crate::conn::{
-    CertificateResolver, ListenError, Listener, ServerCertificate, ServerCertificateError,
-};
 pub use crate::resource_limits::{MinRate, ResourceLimits};
 pub use crate::server::{Gateway, PolicyError, StartError};
 pub use crate::snapshot::SnapshotError;

@@ -10,6 +10,7 @@ use std::time::Duration;
 use arc_swap::ArcSwap;
 use thiserror::Error;
 use tidegate_limiter::Limiter;
+use tidegate_listener::{ConnectionLimiter, Listener};
 use tidegate_policy::ActivePolicy;
 use tidegate_store::{Store, StoreError};
 use tidegate_telemetry::{Exposition, MetricKind, MetricsReader};
@@ -20,7 +21,7 @@ use tokio_rustls::TlsAcceptor;
 use tokio_util::task::TaskTracker;
 
 use crate::builder::GatewayBuilder;
-use crate::conn::{Acceptor, ConnectionLimiter, Listener};
+use crate::conn::Acceptor;
 use crate::resource_limits::ResourceLimits;
 use crate::snapshot::{Snapshot, SnapshotError};
 use crate::upstream::{Connector, TlsError, UpstreamGroup, health};
@@ -141,7 +142,7 @@ impl<S: Store + 'static> Gateway<S> {
         stop: &watch::Receiver<bool>,
         drain: Duration,
     ) -> Result<Vec<JoinHandle<()>>, StartError> {
-        let workers = listeners.iter().map(|listener| listener.sockets.len()).max().unwrap_or_default();
+        let workers = listeners.iter().map(|listener| listener.sockets().len()).max().unwrap_or_default();
         (0..workers).map(|worker| self.start_worker(worker, listeners, stop, drain)).collect()
     }
 
@@ -154,11 +155,11 @@ impl<S: Store + 'static> Gateway<S> {
     ) -> Result<JoinHandle<()>, StartError> {
         let mut sockets = Vec::new();
         for listener in listeners {
-            if let Some(socket) = listener.sockets.get(worker) {
+            if let Some(socket) = listener.sockets().get(worker) {
                 let address = listener.address();
                 let socket =
                     socket.try_clone().map_err(|source| StartError::Listener { worker, address, source })?;
-                sockets.push(WorkerSocket { socket, address, tls: listener.tls.clone() });
+                sockets.push(WorkerSocket { socket, address, tls: listener.tls().cloned() });
             }
         }
         let (snapshot, shared) = (Arc::clone(&self.snapshot), self.shared.clone());

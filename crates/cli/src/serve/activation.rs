@@ -6,7 +6,7 @@ use std::net::TcpListener;
 
 use anyhow::{Context, bail};
 use listenfd::ListenFd;
-use tidegate_gateway::Listener;
+use tidegate_listener::Listener;
 
 use super::takeover::take_matching;
 

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use tidegate_core::Timestamp;
-use tidegate_gateway::{CertificateResolver, Listener};
+use tidegate_listener::{CertificateResolver, Listener};
 use tidegate_policy::Plan;
 use tidegate_telemetry::{Exposition, MetricKind};
 

@@ -4,7 +4,7 @@ use std::io::ErrorKind;
 
 use anyhow::anyhow;
 use rustix::io::Errno;
-use tidegate_gateway::{ListenError, Listener, ServerCertificate};
+use tidegate_listener::{ListenError, Listener, ServerCertificate};
 use tidegate_policy::{CertificatePlan, Plan, Problems};
 
 use crate::certificate;

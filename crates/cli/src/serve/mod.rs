@@ -21,8 +21,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::bail;
-use tidegate_gateway::{Gateway, Listener};
+use tidegate_gateway::Gateway;
 use tidegate_limiter::Limiter;
+use tidegate_listener::Listener;
 use tidegate_policy::{ActivePolicy, LogTarget, Plan};
 use tidegate_store::{Clock, SystemClock};
 use tokio::sync::watch;

@@ -21,7 +21,7 @@ use rustix::net::{
     SendFlags, recvmsg, sendmsg,
 };
 use tidegate_admin::AdminState;
-use tidegate_gateway::Listener;
+use tidegate_listener::Listener;
 use tokio::sync::mpsc;
 
 use super::admin::AdminBackend;

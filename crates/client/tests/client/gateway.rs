@@ -6,8 +6,9 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use tidegate_client::{Client, ClientError};
-use tidegate_gateway::{Gateway, Listener};
+use tidegate_gateway::Gateway;
 use tidegate_limiter::Limiter;
+use tidegate_listener::Listener;
 use tidegate_policy::{ActivePolicy, compile};
 use tidegate_store::{MemoryStore, SystemClock};
 use tidegate_testkit::server::RecordingServer;

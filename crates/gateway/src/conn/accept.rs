@@ -5,14 +5,14 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
+use tidegate_listener::ConnectionLimiter;
 use tidegate_store::Store;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 use tokio_rustls::TlsAcceptor;
 use tokio_util::task::TaskTracker;
 
-use super::connection::{self, ClientConn, HttpBuilders};
-use super::connection_limit::{ConnectionGuard, ConnectionLimiter};
+use super::connection::{self, ClientConn, ConnectionGuard, HttpBuilders};
 use crate::worker::Worker;
 
 /// Pause after a failed accept. Without it the loop would spin while no file descriptors are left.

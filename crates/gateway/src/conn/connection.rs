@@ -17,12 +17,13 @@ use hyper::server::conn::http1::UpgradeableConnection;
 use hyper::server::conn::{http1, http2};
 use hyper::service::{Service, service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
+use tidegate_listener::ConnectionPermit;
 use tidegate_store::Store;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
 use tokio_rustls::TlsAcceptor;
+use tokio_util::task::task_tracker::TaskTrackerToken;
 
-use super::connection_limit::ConnectionGuard;
 use super::idle_watchdog::{IdleAction, WatchHandle};
 use super::io::{ClientSocket, TrackedIo};
 use super::response_streams::{InFlightBody, ResponseStreams, StreamExecutor};
@@ -33,6 +34,19 @@ use crate::http::response_body::ResponseBody;
 use crate::resource_limits::ResourceLimits;
 use crate::service::ReceivedRequest;
 use crate::worker::Worker;
+
+/// Kept while a connection, upgraded or not, is open: it is counted, and a draining worker waits for it.
+#[derive(Debug)]
+pub(crate) struct ConnectionGuard {
+    _permit: ConnectionPermit,
+    _open: TaskTrackerToken,
+}
+
+impl ConnectionGuard {
+    pub(super) fn new(permit: ConnectionPermit, open: TaskTrackerToken) -> Self {
+        Self { _permit: permit, _open: open }
+    }
+}
 
 /// The first bytes of every HTTP/2 connection.
 const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";

@@ -11,10 +11,9 @@ use http::Request;
 use http_body::Body;
 use http_body_util::Empty;
 use tidegate_core::Timestamp;
-use tidegate_gateway::{
-    BreakerCommand, BreakerCommandError, BulkheadStatus, Gateway, Listener, ServerCertificate, UpstreamStatus,
-};
+use tidegate_gateway::{BreakerCommand, BreakerCommandError, BulkheadStatus, Gateway, UpstreamStatus};
 use tidegate_limiter::Limiter;
+use tidegate_listener::{Listener, ServerCertificate};
 use tidegate_policy::{ActivePolicy, Ban, Bans, Subject, compile};
 use tidegate_store::{Clock, MemoryStore, Penalties, Permits, SystemClock};
 use tidegate_telemetry::{MetricsReader, Telemetry};
@@ -25,7 +24,8 @@ use tidegate_testkit::server::RecordingServer;
 use tidegate_testkit::wait::soon;
 use tokio::sync::watch;
 
-pub(crate) use tidegate_gateway::{CertificateResolver, MinRate, ResourceLimits};
+pub(crate) use tidegate_gateway::{MinRate, ResourceLimits};
+pub(crate) use tidegate_listener::CertificateResolver;
 
 /// A gateway with one worker that runs until it is dropped.
 pub(crate) struct TestGateway {

@@ -97,7 +97,7 @@ fn expiry(certificate: &CertificateDer<'_>) -> Result<Timestamp, ServerCertifica
 pub struct CertificateResolver(ArcSwap<ServerCertificate>);
 
 impl CertificateResolver {
-    pub(super) fn new(certificate: ServerCertificate) -> Self {
+    pub(crate) fn new(certificate: ServerCertificate) -> Self {
         Self(ArcSwap::from_pointee(certificate))
     }
 

@@ -5,11 +5,9 @@ use std::net::IpAddr;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use tokio_util::task::task_tracker::TaskTrackerToken;
-
 /// Counts the connections of all workers.
 #[derive(Debug)]
-pub(crate) struct ConnectionLimiter {
+pub struct ConnectionLimiter {
     max: usize,
     max_per_address: usize,
     count: AtomicUsize,
@@ -18,13 +16,14 @@ pub(crate) struct ConnectionLimiter {
 }
 
 impl ConnectionLimiter {
-    pub(crate) fn new(max: usize, max_per_address: usize) -> Arc<Self> {
+    /// Allows `max` connections, and `max_per_address` of one address (of one /64 network for IPv6).
+    pub fn new(max: usize, max_per_address: usize) -> Arc<Self> {
         let (count, by_address) = (AtomicUsize::new(0), Mutex::default());
         Arc::new(Self { max, max_per_address, count, by_address })
     }
 
     /// A permit for one more connection of `address`; `None` if a limit is reached.
-    pub(super) fn acquire(self: &Arc<Self>, address: IpAddr) -> Option<ConnectionPermit> {
+    pub fn acquire(self: &Arc<Self>, address: IpAddr) -> Option<ConnectionPermit> {
         // Created before the counts change: dropping the permit decrements them on every path.
         let permit = ConnectionPermit { limiter: Arc::clone(self), address };
         let before = self.count.fetch_add(1, Ordering::Relaxed);
@@ -36,14 +35,15 @@ impl ConnectionLimiter {
         is_allowed.then_some(permit)
     }
 
-    pub(crate) fn count(&self) -> usize {
+    /// The number of connections.
+    pub fn count(&self) -> usize {
         self.count.load(Ordering::Relaxed)
     }
 }
 
 /// Counts one connection in [`ConnectionLimiter`] until it is dropped.
 #[derive(Debug)]
-pub(super) struct ConnectionPermit {
+pub struct ConnectionPermit {
     limiter: Arc<ConnectionLimiter>,
     address: IpAddr,
 }
@@ -59,19 +59,6 @@ impl Drop for ConnectionPermit {
                 by_address.remove(&key);
             }
         }
-    }
-}
-
-/// Kept while a connection, upgraded or not, is open: it is counted, and a draining worker waits for it.
-#[derive(Debug)]
-pub(crate) struct ConnectionGuard {
-    _permit: ConnectionPermit,
-    _open: TaskTrackerToken,
-}
-
-impl ConnectionGuard {
-    pub(super) fn new(permit: ConnectionPermit, open: TaskTrackerToken) -> Self {
-        Self { _permit: permit, _open: open }
     }
 }
 

@@ -10,7 +10,8 @@ use socket2::{Domain, Protocol, SockRef, Socket, Type};
 use thiserror::Error;
 use tokio_rustls::TlsAcceptor;
 
-use super::certificate::{CertificateResolver, ServerCertificate, ServerCertificateError};
+use crate::certificate::{CertificateResolver, ServerCertificate, ServerCertificateError};
+use crate::client_auth::ClientAuthority;
 
 /// The length of the accept queue.
 const BACKLOG: i32 = 4_096;
@@ -23,8 +24,8 @@ const UNSENT: u32 = 128 << 10;
 pub struct Listener {
     address: SocketAddr,
     /// One for each worker.
-    pub(crate) sockets: Vec<Arc<TcpListener>>,
-    pub(crate) tls: Option<TlsAcceptor>,
+    sockets: Vec<Arc<TcpListener>>,
+    tls: Option<TlsAcceptor>,
     certificate: Option<Arc<CertificateResolver>>,
 }
 
@@ -99,14 +100,26 @@ impl Listener {
     }
 
     /// Enables TLS with this certificate, which can be replaced later.
-    pub fn with_certificate(mut self, certificate: ServerCertificate) -> Result<Self, ListenError> {
+    pub fn with_certificate(self, certificate: ServerCertificate) -> Result<Self, ListenError> {
+        self.with_mutual_tls(certificate, None)
+    }
+
+    /// Enables TLS with this certificate. Clients need a certificate of `authority`, if there is one.
+    pub fn with_mutual_tls(
+        mut self,
+        certificate: ServerCertificate,
+        authority: Option<ClientAuthority>,
+    ) -> Result<Self, ListenError> {
         let resolver = Arc::new(CertificateResolver::new(certificate));
         let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
-        let mut config = ServerConfig::builder_with_provider(provider)
+        let config = ServerConfig::builder_with_provider(provider)
             .with_safe_default_protocol_versions()
-            .map_err(ListenError::Tls)?
-            .with_no_client_auth()
-            .with_cert_resolver(Arc::<CertificateResolver>::clone(&resolver));
+            .map_err(ListenError::Tls)?;
+        let config = match authority {
+            Some(ClientAuthority(verifier)) => config.with_client_cert_verifier(verifier),
+            None => config.with_no_client_auth(),
+        };
+        let mut config = config.with_cert_resolver(Arc::<CertificateResolver>::clone(&resolver));
         config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
         // Session tickets are stored by the clients; a session cache here would hold only a few hundred.
         config.ticketer = Ticketer::new().map_err(ListenError::Tls)?;
@@ -131,9 +144,14 @@ impl Listener {
         self.tls.is_some()
     }
 
-    /// The sockets, for handing them to another process.
+    /// The sockets, one for each worker.
     pub fn sockets(&self) -> &[Arc<TcpListener>] {
         &self.sockets
+    }
+
+    /// Performs TLS handshakes, if TLS is enabled.
+    pub fn tls(&self) -> Option<&TlsAcceptor> {
+        self.tls.as_ref()
     }
 }
 
