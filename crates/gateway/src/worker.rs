@@ -10,7 +10,7 @@ use tidegate_headers::HeaderValueCache;
 use tidegate_limiter::Limiter;
 use tidegate_policy::Scratch;
 use tidegate_store::Store;
-use tidegate_telemetry::{Log, Recorder, Telemetry};
+use tidegate_telemetry::{Log, Protocol, Recorder, Telemetry};
 use tokio::sync::watch;
 
 use crate::conn::Watchdog;
@@ -80,7 +80,7 @@ impl<S: Store + 'static> Worker<S> {
         Self {
             served: RefCell::new(served),
             snapshot: RefCell::new(Cache::new(snapshot)),
-            recorder: telemetry.recorder(Arc::clone(limiter.clock())),
+            recorder: telemetry.recorder(Protocol::Gateway, Arc::clone(limiter.clock())),
             log: telemetry.log().clone(),
             limiter,
             transport,

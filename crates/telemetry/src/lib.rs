@@ -13,7 +13,7 @@ mod trace;
 pub use log::{Destination, Log, LogFormat, LogReceiver, LogSampling, RequestSummary, details};
 pub use metrics::{
     AttemptResult, DecisionKind, Exposition, Family, MetricKind, Metrics, MetricsHandle, MetricsReader,
-    RuleSlots, UpstreamCounts,
+    Protocol, RuleSlots, UpstreamCounts,
 };
 pub use record::{Attempt, Recorder, RequestRecord, Telemetry};
 pub use trace::{TraceContext, Tracer};

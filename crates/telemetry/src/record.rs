@@ -7,8 +7,8 @@ use tidegate_store::{Clock, ClockReading};
 
 use crate::log::{AccessEntry, AttemptEntry, Log, RequestSummary};
 use crate::metrics::{
-    AttemptResult, DecisionKind, Exposition, MetricKind, Metrics, MetricsHandle, MetricsReader, RuleSlots,
-    UpstreamCounts,
+    AttemptResult, DecisionKind, Exposition, MetricKind, Metrics, MetricsHandle, MetricsReader, Protocol,
+    RuleSlots, UpstreamCounts,
 };
 use crate::trace::{TraceContext, TraceParent, TraceSpans, Tracer, span_id};
 
@@ -63,9 +63,9 @@ impl Telemetry {
         &self.log
     }
 
-    /// Creates the recorder of one core.
-    pub fn recorder(&self, clock: Arc<dyn Clock>) -> Recorder {
-        let handle = self.is_on.then(|| self.metrics.handle());
+    /// Creates the recorder of one core for requests of `protocol`.
+    pub fn recorder(&self, protocol: Protocol, clock: Arc<dyn Clock>) -> Recorder {
+        let handle = self.is_on.then(|| self.metrics.handle(protocol));
         Recorder { handle, log: self.log.clone(), tracer: self.tracer.clone(), clock }
     }
 }
@@ -98,6 +98,11 @@ impl Recorder {
             access: None,
             trace: None,
         }
+    }
+
+    /// The counters, for requests that are neither logged nor traced; `None` if telemetry is off.
+    pub fn counters(&self) -> Option<&MetricsHandle> {
+        self.handle.as_ref()
     }
 
     /// Counts a client connection: accepted, or closed because the connection limit was reached.

@@ -7,6 +7,7 @@ mod counter;
 mod exposition;
 mod histogram;
 mod process;
+mod protocol;
 mod rules;
 mod sketch;
 mod top_clients;
@@ -23,6 +24,7 @@ pub(crate) use counter::Counter;
 use counter::per_core;
 pub use exposition::{Exposition, Family, MetricKind};
 use histogram::{Histogram, Scale};
+pub use protocol::Protocol;
 pub use rules::RuleSlots;
 use rules::{RuleCountTable, RuleRegistry};
 use sketch::{Sampler, Sketch};
@@ -81,9 +83,11 @@ struct Shard {
 /// All metrics of a process.
 #[derive(Debug)]
 pub struct Metrics {
+    /// One for each core of each protocol, those of a protocol next to each other.
     shards: Box<[CachePadded<Shard>]>,
-    /// The shard that the next handle gets.
-    next_shard: AtomicUsize,
+    cores: usize,
+    /// How many handles each protocol has.
+    handles: [AtomicUsize; Protocol::ALL.len()],
     top_clients: TopClients,
     rules: Mutex<RuleRegistry>,
     upstreams: Upstreams,
@@ -93,16 +97,18 @@ pub struct Metrics {
 impl Metrics {
     /// Creates counters for this many cores, all zero. `now` is the start time of the process.
     pub fn new(cores: usize, now: Timestamp) -> Arc<Self> {
-        let shards = per_core(cores);
+        let cores = cores.max(1);
+        let shards = per_core(cores * Protocol::ALL.len());
         let top_clients = TopClients::new(shards.len());
-        let (next_shard, rules, upstreams) = (AtomicUsize::new(0), Mutex::default(), Upstreams::default());
-        Arc::new(Self { shards, next_shard, top_clients, rules, upstreams, started_at: now })
+        let (handles, rules, upstreams) = (Default::default(), Mutex::default(), Upstreams::default());
+        Arc::new(Self { shards, cores, handles, top_clients, rules, upstreams, started_at: now })
     }
 
-    /// A handle for one core to count with.
-    pub fn handle(self: &Arc<Self>) -> MetricsHandle {
-        let core = self.next_shard.fetch_add(1, Ordering::Relaxed) % self.shards.len().max(1);
-        MetricsHandle { metrics: Arc::clone(self), core }
+    /// A handle for one core to count requests of `protocol` with.
+    pub fn handle(self: &Arc<Self>, protocol: Protocol) -> MetricsHandle {
+        let taken = self.handles[protocol as usize].fetch_add(1, Ordering::Relaxed);
+        let shard = protocol as usize * self.cores + taken % self.cores;
+        MetricsHandle { metrics: Arc::clone(self), shard }
     }
 
     /// Registers the rules of a policy. A rule whose name is known keeps its counts.
@@ -112,7 +118,7 @@ impl Metrics {
 
     /// The counts of the upstream called `name`.
     pub fn upstream(&self, name: &str) -> Arc<UpstreamCounts> {
-        self.upstreams.get_or_add(name, self.shards.len())
+        self.upstreams.get_or_add(name, self.cores)
     }
 
     /// Writes all metrics. The caller can add families of its own.
@@ -127,7 +133,7 @@ impl Metrics {
         self.write_exceeded(&mut exposition, &rules, reader);
         self.write_rules(&mut exposition, &rules);
         drop(rules);
-        self.write_gateway(&mut exposition);
+        self.write_connections(&mut exposition);
         self.upstreams.write(&mut exposition);
         #[expect(clippy::cast_precision_loss, reason = "microseconds since 1970 fit")]
         process::write(&mut exposition, self.started_at.as_micros() as f64 / 1e6);
@@ -138,8 +144,15 @@ impl Metrics {
         self.shards.iter().map(|shard| &**shard)
     }
 
-    fn sum(&self, which: impl Fn(&Shard) -> &Counter) -> u64 {
-        self.shards().map(|shard| which(shard).get()).sum()
+    /// The protocols that are in use, with their counts.
+    fn protocols(&self) -> impl Iterator<Item = (Protocol, ProtocolCounts<'_>)> {
+        let is_used = |protocol: &Protocol| self.handles[*protocol as usize].load(Ordering::Relaxed) > 0;
+        let shards =
+            |protocol: Protocol| self.shards.iter().skip(protocol as usize * self.cores).take(self.cores);
+        Protocol::ALL
+            .into_iter()
+            .filter(is_used)
+            .map(move |protocol| (protocol, ProtocolCounts(shards(protocol))))
     }
 
     fn write_decisions(&self, exposition: &mut Exposition) {
@@ -148,15 +161,21 @@ impl Metrics {
             MetricKind::Counter,
             "Requests by decision; each request is counted once.",
         );
-        for (index, decision) in DecisionKind::ALL.into_iter().enumerate() {
-            family.sample(&[("decision", decision.name())], self.sum(|shard| &shard.requests[index]));
+        for (protocol, counts) in self.protocols() {
+            for (index, decision) in DecisionKind::ALL.into_iter().enumerate() {
+                let labels = [("decision", decision.name()), ("protocol", protocol.name())];
+                family.sample(&labels, counts.sum(|shard| &shard.requests[index]));
+            }
         }
         let mut family = exposition.family(
             "rate_limit_latency",
             MetricKind::Histogram,
             "Duration of decisions, including rule matching, in milliseconds.",
         );
-        histogram::write(&mut family, Scale::Decision, &[], self.shards().map(|shard| &shard.latency));
+        for (protocol, counts) in self.protocols() {
+            let latencies = counts.0.map(|shard| &shard.latency);
+            histogram::write(&mut family, Scale::Decision, &[("protocol", protocol.name())], latencies);
+        }
     }
 
     fn write_exceeded(&self, exposition: &mut Exposition, rules: &RuleRegistry, reader: MetricsReader) {
@@ -204,30 +223,42 @@ impl Metrics {
         }
     }
 
-    fn write_gateway(&self, exposition: &mut Exposition) {
+    fn write_connections(&self, exposition: &mut Exposition) {
         let mut family = exposition.family(
             "tidegate_responses_total",
             MetricKind::Counter,
             "Responses to clients by status class; `gone`: the client disconnected before the response.",
         );
-        for class in 0..=GONE {
-            let code = if class == GONE { "gone" } else { upstreams::class_name(class) };
-            family.sample(&[("code", code)], self.sum(|shard| &shard.responses[class]));
+        for (protocol, counts) in self.protocols() {
+            for class in 0..=GONE {
+                let code = if class == GONE { "gone" } else { upstreams::class_name(class) };
+                let labels = [("code", code), ("protocol", protocol.name())];
+                family.sample(&labels, counts.sum(|shard| &shard.responses[class]));
+            }
         }
-        let accepted = self.sum(|shard| &shard.accepted);
-        exposition.single(
-            "tidegate_connections_accepted_total",
-            MetricKind::Counter,
-            "Client connections accepted.",
-            accepted,
-        );
-        let rejected = self.sum(|shard| &shard.rejected_connections);
-        exposition.single(
+        let (name, help) = ("tidegate_connections_accepted_total", "Client connections accepted.");
+        let mut family = exposition.family(name, MetricKind::Counter, help);
+        for (protocol, counts) in self.protocols() {
+            family.sample(&[("protocol", protocol.name())], counts.sum(|shard| &shard.accepted));
+        }
+        let (name, help) = (
             "tidegate_connections_refused_total",
-            MetricKind::Counter,
             "Client connections closed because the connection limit was reached.",
-            rejected,
         );
+        let mut family = exposition.family(name, MetricKind::Counter, help);
+        for (protocol, counts) in self.protocols() {
+            family.sample(&[("protocol", protocol.name())], counts.sum(|shard| &shard.rejected_connections));
+        }
+    }
+}
+
+/// The counts of all cores of a protocol.
+#[derive(Clone, Debug)]
+struct ProtocolCounts<'m>(std::iter::Take<std::iter::Skip<std::slice::Iter<'m, CachePadded<Shard>>>>);
+
+impl ProtocolCounts<'_> {
+    fn sum(&self, which: impl Fn(&Shard) -> &Counter) -> u64 {
+        self.0.clone().map(|shard| which(shard).get()).sum()
     }
 }
 
@@ -235,13 +266,14 @@ impl Metrics {
 #[derive(Debug)]
 pub struct MetricsHandle {
     metrics: Arc<Metrics>,
-    core: usize,
+    /// The index of its shard; for the gateway, also the number of the core.
+    shard: usize,
 }
 
 impl MetricsHandle {
     fn shard(&self) -> &Shard {
         // `Metrics::handle` chose an index within the list.
-        &self.metrics.shards[self.core]
+        &self.metrics.shards[self.shard]
     }
 
     /// Counts a decision that took this long.
@@ -255,7 +287,7 @@ impl MetricsHandle {
     pub fn record_rejection(&self, slots: &RuleSlots, rule: RuleId, client: &[u8], now: Timestamp) {
         let (shard, top_clients, slot) = (self.shard(), &self.metrics.top_clients, slots.of(rule));
         let hash = top_clients.hash(slot, client);
-        if top_clients.count(self.core, hash) {
+        if top_clients.count(self.shard, hash) {
             return;
         }
         shard.rules.increment(slot, |counts| &counts.exceeded);
@@ -285,7 +317,7 @@ impl MetricsHandle {
 
     /// Counts an attempt to get a response from an upstream, and how long it took.
     pub fn record_attempt(&self, upstream: &UpstreamCounts, result: AttemptResult, nanos: u64) {
-        upstream.record_attempt(self.core, result, nanos);
+        upstream.record_attempt(self.shard, result, nanos);
     }
 }
 

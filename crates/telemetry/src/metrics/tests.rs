@@ -36,7 +36,7 @@ impl Fixture {
         let metrics = Metrics::new(2, NOW);
         let plan = plan(3);
         let slots = metrics.apply(&plan);
-        let handles = [metrics.handle(), metrics.handle()];
+        let handles = [metrics.handle(Protocol::Gateway), metrics.handle(Protocol::Gateway)];
         let default = plan.rate_limits.default.unwrap().id;
         Self { metrics, handles, slots, default, now: NOW, last_values: HashMap::new(), sum: 0 }
     }
@@ -212,14 +212,14 @@ fn decisions_responses_and_attempts_are_counted() {
     other.record_attempt(&upstream, AttemptResult::Unreachable, 0);
     let text = metrics.exposition(MetricsReader::OneShot, NOW).into_text();
     for line in [
-        "rate_limit_requests_total{decision=\"admitted\"} 2",
-        "rate_limit_latency_bucket{le=\"0.001\"} 1",
-        "rate_limit_latency_bucket{le=\"5\"} 1",
-        "rate_limit_latency_bucket{le=\"10\"} 2",
-        "rate_limit_latency_count 2",
+        "rate_limit_requests_total{decision=\"admitted\",protocol=\"gateway\"} 2",
+        "rate_limit_latency_bucket{protocol=\"gateway\",le=\"0.001\"} 1",
+        "rate_limit_latency_bucket{protocol=\"gateway\",le=\"5\"} 1",
+        "rate_limit_latency_bucket{protocol=\"gateway\",le=\"10\"} 2",
+        "rate_limit_latency_count{protocol=\"gateway\"} 2",
         "rate_limit_shadow_exceeded_total{rule=\"default\"} 1",
-        "tidegate_responses_total{code=\"2xx\"} 1",
-        "tidegate_responses_total{code=\"gone\"} 1",
+        "tidegate_responses_total{code=\"2xx\",protocol=\"gateway\"} 1",
+        "tidegate_responses_total{code=\"gone\",protocol=\"gateway\"} 1",
         "tidegate_upstream_requests_total{upstream=\"api\",code=\"2xx\"} 1",
         "tidegate_upstream_failures_total{upstream=\"api\",reason=\"unreachable\"} 1",
         "tidegate_upstream_latency_seconds_bucket{upstream=\"api\",le=\"0.005\"} 1",

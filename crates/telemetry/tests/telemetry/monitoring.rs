@@ -61,7 +61,7 @@ fn exposition_with_hostile_client_name_is_read_by_promtool() {
         Telemetry::metrics_only(2, Arc::new(ManualClock::at(Timestamp::from_secs(1_700_000_000))));
     let plan = compile("p", b"rate_limits: { default: { requests: 1, window: 1 } }", &NoFiles).unwrap().plan;
     let slots = telemetry.metrics().apply(&plan);
-    let handle = telemetry.metrics().handle();
+    let handle = telemetry.metrics().handle(tidegate_telemetry::Protocol::Gateway);
     let hostile = "\"}\\\n\u{1b}[31m{a=\"b\"} 7";
     let key = [b"u", &u32::try_from(hostile.len()).unwrap().to_le_bytes()[..], hostile.as_bytes()].concat();
     let rule = plan.rate_limits.default.unwrap().id;

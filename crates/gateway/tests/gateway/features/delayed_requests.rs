@@ -200,7 +200,7 @@ async fn leaky_bucket_wait_over_max_wait_is_rejected_with_the_time_until_it_woul
         assert_eq!((&body["error"], &body["rule"]), (&"rate_limit_exceeded".into(), &"default".into()));
         assert_eq!((rejected.number("x-ratelimit-limit"), rejected.number("x-ratelimit-remaining")), (10, 0));
     }
-    assert_eq!(gateway.metric("rate_limit_requests_total{decision=\"rejected\"}"), 3);
+    assert_eq!(gateway.metric("rate_limit_requests_total{decision=\"rejected\",protocol=\"gateway\"}"), 3);
 }
 
 #[tokio::test]

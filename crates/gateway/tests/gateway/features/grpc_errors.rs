@@ -160,6 +160,6 @@ async fn grpc_rejection_is_recorded_as_429() {
     let rejected: serde_json::Value = serde_json::from_str(&line()).unwrap();
     assert_eq!((&rejected["decision"], &rejected["status"]), (&"rejected".into(), &429.into()));
     assert_eq!(rejected["cause"], "rate_limit_exceeded");
-    assert_eq!(gateway.metric("tidegate_responses_total{code=\"4xx\"}"), 1);
-    assert_eq!(gateway.metric("rate_limit_requests_total{decision=\"rejected\"}"), 1);
+    assert_eq!(gateway.metric("tidegate_responses_total{code=\"4xx\",protocol=\"gateway\"}"), 1);
+    assert_eq!(gateway.metric("rate_limit_requests_total{decision=\"rejected\",protocol=\"gateway\"}"), 1);
 }

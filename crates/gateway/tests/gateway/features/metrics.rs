@@ -23,7 +23,9 @@ async fn decisions_and_responses_are_counted() {
     for status in [200, 200, 429, 429, 429] {
         assert_eq!(gateway.get_with("/", &[("x-api-key", "sk_live_51H_very_secret")]).await.status, status);
     }
-    let decided = |what: &str| gateway.metric(&format!("rate_limit_requests_total{{decision=\"{what}\"}}"));
+    let decided = |what: &str| {
+        gateway.metric(&format!("rate_limit_requests_total{{decision=\"{what}\",protocol=\"gateway\"}}"))
+    };
     assert_eq!((decided("admitted"), decided("rejected"), decided("banned")), (2, 3, 0));
     let exceeded = |client: &str| {
         gateway.metric(&format!("rate_limit_exceeded_total{{client_id=\"{client}\",rule=\"default\"}}"))
@@ -33,11 +35,11 @@ async fn decisions_and_responses_are_counted() {
         (2, 1),
         "an API key is never shown in full"
     );
-    assert_eq!(gateway.metric("rate_limit_latency_count"), 5);
-    assert_eq!(gateway.metric("tidegate_responses_total{code=\"2xx\"}"), 2);
-    assert_eq!(gateway.metric("tidegate_responses_total{code=\"4xx\"}"), 3);
+    assert_eq!(gateway.metric("rate_limit_latency_count{protocol=\"gateway\"}"), 5);
+    assert_eq!(gateway.metric("tidegate_responses_total{code=\"2xx\",protocol=\"gateway\"}"), 2);
+    assert_eq!(gateway.metric("tidegate_responses_total{code=\"4xx\",protocol=\"gateway\"}"), 3);
     assert_eq!(gateway.metric("tidegate_upstream_requests_total{upstream=\"api\",code=\"2xx\"}"), 2);
-    assert_eq!(gateway.metric("tidegate_connections_accepted_total"), 5);
+    assert_eq!(gateway.metric("tidegate_connections_accepted_total{protocol=\"gateway\"}"), 5);
     assert_eq!(gateway.metric("rate_limit_limit{rule=\"default\",window=\"1h\"}"), 2);
     let healthy = format!(
         "tidegate_upstream_healthy{{upstream=\"api\",server=\"{}\"}}",
@@ -59,7 +61,7 @@ async fn counters_continue_after_a_reload() {
         "rate_limits: { default: { requests: 1, window: 1h, algorithm: sliding_window_log } }",
     );
     assert_eq!(gateway.get("/").await.status, 429);
-    assert_eq!(gateway.metric("rate_limit_requests_total{decision=\"admitted\"}"), 1);
+    assert_eq!(gateway.metric("rate_limit_requests_total{decision=\"admitted\",protocol=\"gateway\"}"), 1);
     assert_eq!(gateway.metric("tidegate_upstream_requests_total{upstream=\"api\",code=\"2xx\"}"), 1);
     assert_eq!(gateway.metric("rate_limit_limit{rule=\"default\",window=\"1h\"}"), 1);
 }
@@ -75,7 +77,7 @@ async fn rule_in_shadow_mode_counts_shadow_rejections_only() {
         assert_eq!(gateway.get("/").await.status, 200);
     }
     assert_eq!(gateway.metric("rate_limit_shadow_exceeded_total{rule=\"default\"}"), 3);
-    assert_eq!(gateway.metric("rate_limit_requests_total{decision=\"admitted\"}"), 4);
+    assert_eq!(gateway.metric("rate_limit_requests_total{decision=\"admitted\",protocol=\"gateway\"}"), 4);
     assert_eq!(gateway.metric("rate_limit_exceeded_total{client_id=\"other\",rule=\"default\"}"), 0);
 }
 
@@ -90,13 +92,15 @@ async fn client_that_disconnects_is_counted_as_gone() {
     });
     let _connection = soon(upstream.accept()).await.unwrap();
     request_task.abort();
-    eventually("it is counted as gone", || gateway.metric("tidegate_responses_total{code=\"gone\"}") > 0)
-        .await;
+    eventually("it is counted as gone", || {
+        gateway.metric("tidegate_responses_total{code=\"gone\",protocol=\"gateway\"}") > 0
+    })
+    .await;
     let failed = |why: &str| {
         gateway.metric(&format!("tidegate_upstream_failures_total{{upstream=\"api\",reason=\"{why}\"}}"))
     };
     assert_eq!((failed("abandoned"), failed("broken")), (1, 0));
-    assert_eq!(gateway.metric("rate_limit_requests_total{decision=\"admitted\"}"), 1);
+    assert_eq!(gateway.metric("rate_limit_requests_total{decision=\"admitted\",protocol=\"gateway\"}"), 1);
 }
 
 #[tokio::test]
@@ -129,5 +133,5 @@ async fn unreachable_server_is_counted_as_a_failure() {
     assert_eq!(gateway.get("/").await.status, 502);
     let failed = "tidegate_upstream_failures_total{upstream=\"api\",reason=\"unreachable\"}";
     assert_eq!(gateway.metric(failed), 1);
-    assert_eq!(gateway.metric("tidegate_responses_total{code=\"5xx\"}"), 1);
+    assert_eq!(gateway.metric("tidegate_responses_total{code=\"5xx\",protocol=\"gateway\"}"), 1);
 }

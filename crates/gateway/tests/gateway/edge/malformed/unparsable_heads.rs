@@ -61,7 +61,10 @@ async fn unparsable_head_is_counted_as_4xx() {
         client.send(head.as_bytes()).await;
         client.rest().await;
     }
-    assert_eq!(gateway.metric("tidegate_responses_total{code=\"4xx\"}"), heads().len() as u64);
+    assert_eq!(
+        gateway.metric("tidegate_responses_total{code=\"4xx\",protocol=\"gateway\"}"),
+        heads().len() as u64
+    );
 }
 
 #[tokio::test]
