@@ -16,11 +16,12 @@ const LONGEST_FILE: usize = 600;
 const BANNED_NAMES: [&str; 7] = ["util", "utils", "misc", "common", "helpers", "types", "manager"];
 
 /// The crates of the workspace on which each crate may depend. Every crate must be listed.
-const MAY_USE: [(&str, &[&str]); 15] = [
+const MAY_USE: [(&str, &[&str]); 17] = [
     ("tidegate-core", &[]),
     ("tidegate-store", &["tidegate-core"]),
     ("tidegate-redis", &["tidegate-core", "tidegate-store"]),
     ("tidegate-headers", &["tidegate-core"]),
+    ("tidegate-listener", &["tidegate-core"]),
     ("tidegate-policy", &["tidegate-core", "tidegate-headers"]),
     ("tidegate-telemetry", &["tidegate-core", "tidegate-store", "tidegate-policy"]),
     ("tidegate-limiter", &["tidegate-core", "tidegate-headers", "tidegate-store", "tidegate-policy"]),
@@ -38,8 +39,21 @@ const MAY_USE: [(&str, &[&str]); 15] = [
             "tidegate-store",
             "tidegate-policy",
             "tidegate-limiter",
+            "tidegate-listener",
             "tidegate-telemetry",
             "tidegate-tower",
+        ],
+    ),
+    (
+        "tidegate-service",
+        &[
+            "tidegate-core",
+            "tidegate-headers",
+            "tidegate-store",
+            "tidegate-policy",
+            "tidegate-limiter",
+            "tidegate-listener",
+            "tidegate-telemetry",
         ],
     ),
     (
@@ -55,7 +69,9 @@ const MAY_USE: [(&str, &[&str]); 15] = [
             "tidegate-policy",
             "tidegate-limiter",
             "tidegate-telemetry",
+            "tidegate-listener",
             "tidegate-gateway",
+            "tidegate-service",
             "tidegate-admin",
         ],
     ),
@@ -69,6 +85,7 @@ const MAY_USE: [(&str, &[&str]); 15] = [
             "tidegate-limiter",
             "tidegate-telemetry",
             "tidegate-tower",
+            "tidegate-listener",
             "tidegate-gateway",
             "tidegate-testkit",
         ],

@@ -27,6 +27,7 @@ Examples:
   tidegate                                 run the demo on 127.0.0.1:8080
   tidegate serve --upstream http://localhost:3000 --limit 100/m
                                            limit each client of a service to 100 requests per minute
+  tidegate serve --resp 127.0.0.1:6380
   tidegate serve --config policy.yaml      run with a policy file
   curl -i http://127.0.0.1:8080/           send a request to it
   tidegate check policy.yaml               validate a policy
@@ -41,8 +42,9 @@ pub(crate) enum Command {
     /// Run the gateway.
     ///
     /// With --config, a policy file configures everything: listeners, upstreams, routes and limits. With --upstream, the
-    /// gateway forwards to one service with one limit per client, and prints the equivalent policy file. With neither, it
-    /// runs a built-in demo.
+    /// gateway forwards to one service with one limit per client, and prints the equivalent policy file. With only --grpc,
+    /// --http or --resp, it serves decisions to other proxies and programs and forwards nothing. With none of these, it runs
+    /// a built-in demo.
     ///
     /// Admitted requests are forwarded. Rejected requests get 429 with Retry-After. Every response to a limited request
     /// carries the limit, what remains of it and when it resets.
@@ -200,6 +202,16 @@ pub(crate) struct ServeArgs {
     /// the same certificate; a policy with several certificates is rejected.
     #[arg(long, value_name = "HOST:PORT")]
     pub(crate) listen: Option<String>,
+    /// Address on which Envoy's rate limit service (gRPC) is served, such as 127.0.0.1:8081. Replaces `service.grpc` of the
+    /// policy.
+    #[arg(long, value_name = "HOST:PORT")]
+    pub(crate) grpc: Option<String>,
+    /// Address on which checks over HTTP are served, such as 127.0.0.1:8082. Replaces `service.http` of the policy.
+    #[arg(long, value_name = "HOST:PORT")]
+    pub(crate) http: Option<String>,
+    /// Address on which the Redis protocol is served, such as 127.0.0.1:6380. Replaces `service.resp` of the policy.
+    #[arg(long, value_name = "HOST:PORT")]
+    pub(crate) resp: Option<String>,
     /// Unix socket for restarts without downtime. If a process that was started with the same socket is running, this process
     /// takes over its listening sockets and the old one drains and exits; no connection is rejected. The next process can then
     /// take over from this one.

@@ -3,12 +3,22 @@
 use std::collections::BTreeSet;
 
 use tidegate_core::{TimeSpan, Timestamp};
-use tidegate_listener::{ServerCertificate, ServerCertificateError};
-use tidegate_policy::{CertificatePlan, Plan, Problem, Severity};
+use tidegate_listener::{ClientAuthority, ServerCertificate, ServerCertificateError};
+use tidegate_policy::{CertificatePlan, ClientCaPlan, Plan, Problem, Severity};
 
 const DAY: u64 = 86_400;
 /// A certificate that expires within this time gets a warning.
 const EXPIRES_SOON: TimeSpan = TimeSpan::from_secs(14 * DAY);
+
+/// Parses the authorities that issue the certificates of clients. The problem names the file.
+pub(crate) fn parse_authority(authority: &ClientCaPlan) -> Result<ClientAuthority, Box<Problem>> {
+    let ClientCaPlan { pem, file } = authority;
+    ClientAuthority::from_pem(pem).map_err(|error| {
+        let what = format!("invalid certificate authority in {file}: {error}");
+        let hint = "specify the certificate that signs the certificates of clients, in PEM format";
+        Box::new(problem(Severity::Error, file, what, hint))
+    })
+}
 
 /// Parses a certificate with its key. The problem names the files.
 pub(crate) fn parse(certificate: &CertificatePlan) -> Result<ServerCertificate, Box<Problem>> {
@@ -58,7 +68,8 @@ pub(crate) fn parse(certificate: &CertificatePlan) -> Result<ServerCertificate, 
 /// Reports each invalid certificate of `plan` as an error, and each one that has expired or expires soon as a warning.
 pub(crate) fn inspect(plan: &Plan, now: Timestamp) -> Vec<Problem> {
     let mut seen = BTreeSet::new();
-    let certificates = plan.listen.iter().filter_map(|listen| listen.tls.as_ref());
+    let service = plan.service.listeners().filter_map(|(_, listener)| listener.tls.as_ref());
+    let certificates = plan.listen.iter().filter_map(|listen| listen.tls.as_ref()).chain(service);
     let distinct = certificates.filter(|tls| seen.insert((&tls.chain_file, &tls.key_file)));
     let inspected = distinct.filter_map(|tls| match parse(tls) {
         Err(problem) => Some(*problem),
@@ -69,7 +80,9 @@ pub(crate) fn inspect(plan: &Plan, now: Timestamp) -> Vec<Problem> {
             Some(problem(Severity::Warning, file, what, "renew the certificate"))
         }
     });
-    inspected.collect()
+    let authorities = plan.service.listeners().filter_map(|(_, listener)| listener.client_ca.as_ref());
+    let invalid = authorities.filter_map(|authority| Some(*parse_authority(authority).err()?));
+    inspected.chain(invalid).collect()
 }
 
 fn problem(severity: Severity, file: &str, what: String, hint: &str) -> Problem {

@@ -43,7 +43,7 @@ fn config_of_policy(path: &Path, url: Option<&str>) -> anyhow::Result<RedisConfi
     let name = path.display().to_string();
     let bytes = file::read_policy(path)
         .map_err(|error| anyhow!("cannot read {name}: {}", file::describe_io_error(&error)))?;
-    let options = CompileOptions { store_url: url };
+    let options = CompileOptions { store_url: url, ..CompileOptions::default() };
     let plan = match compile_with(&name, &bytes, &PolicyFolder::of(path), options) {
         Ok(compiled) => compiled.plan.store,
         Err(problems) => {

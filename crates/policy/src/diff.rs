@@ -224,8 +224,20 @@ fn settings_changes(mut old: Settings, new: Settings) -> Vec<PolicyChange> {
 /// Returns all settings except rules, by path. Secrets are not shown. Of upstreams that `other` does not have, defaults
 /// are left out.
 fn settings(plan: &Plan, other: &Plan) -> Settings {
-    let Plan { listen, admin, clients, bans, rate_limits, headers, error_body, store, log, traces, .. } =
-        plan;
+    let Plan {
+        listen,
+        service,
+        admin,
+        clients,
+        bans,
+        rate_limits,
+        headers,
+        error_body,
+        store,
+        log,
+        traces,
+        ..
+    } = plan;
     let mut settings = Settings::new();
     let mut set = |key: &str, value: String| {
         if !value.is_empty() {
@@ -239,6 +251,9 @@ fn settings(plan: &Plan, other: &Plan) -> Settings {
     set("listen", places.collect::<Vec<_>>().join(", "));
     set("admin", admin.as_ref().map_or("off", AdminPlan::address).to_owned());
     set("admin.token_file", admin.as_ref().and_then(|admin| admin.token_file.clone()).unwrap_or_default());
+    for (key, value) in service.settings() {
+        set(&key, value);
+    }
     for (key, value) in store.settings() {
         set(&format!("store.{key}"), value);
     }

@@ -43,7 +43,7 @@ mod units;
 mod warnings;
 
 pub use bans::{Ban, Bans, Subject, SubjectError};
-pub use compile::{CompileOptions, CompiledPolicy, MAX_FILE_SIZE, compile, compile_with};
+pub use compile::{CompileOptions, CompiledPolicy, MAX_FILE_SIZE, ServiceAddresses, compile, compile_with};
 pub use diff::{ChangeKind, CounterEffect, PolicyChange, diff};
 pub use directory::{Directory, DirectoryError, Grant, LineError, LineProblem};
 pub use endpoints::{DuplicateEndpoint, EndpointPattern, Endpoints, PatternError};
@@ -68,12 +68,13 @@ pub use matcher::{
 pub use path::{PathError, normalize};
 pub use plan::{
     AdminPlan, Balance, BreakerPlan, BreakerScope, BulkheadPlan, CanaryShare, CertificatePlan, Charge,
-    ClaimName, Clients, ConcurrencyRule, CounterScope, CustomRule, EjectPlan, EncodedSlash, EndpointRule,
-    ExemptClients, FallbackBody, FallbackPlan, HeaderMatch, HealthCheckPlan, HostPattern, HttpOptions,
-    ListenerPlan, LogPlan, LogTarget, Mode, NameSource, PathCase, Plan, Quota, RateLimits, ResiliencePlan,
-    RetryCauses, RetryPlan, Route, Rule, RuleCondition, RuleCost, RuleMatch, RuleSharing, SampleRate, Secret,
-    StatusSet, StorePlan, StoreSecret, StoreTlsPlan, StoreUrl, Tier, TierSource, TimeoutsPlan, TokenKey,
-    TokenPlan, TracesPlan, UnderscoreHeaders, UpstreamPlan,
+    ClaimName, ClientCaPlan, Clients, ConcurrencyRule, CounterScope, CustomRule, EjectPlan, EncodedSlash,
+    EndpointRule, ExemptClients, FallbackBody, FallbackPlan, HeaderMatch, HealthCheckPlan, HostPattern,
+    HttpOptions, ListenerPlan, LogPlan, LogTarget, Mode, NameSource, PathCase, Plan, Quota, RateLimits,
+    ResiliencePlan, RetryCauses, RetryPlan, Route, Rule, RuleCondition, RuleCost, RuleMatch, RuleSharing,
+    SampleRate, Secret, SecretFile, ServiceListenerPlan, ServicePlan, StatusSet, StorePlan, StoreTlsPlan,
+    StoreUrl, Tier, TierSource, TimeoutsPlan, TokenKey, TokenPlan, TracesPlan, UnderscoreHeaders,
+    UpstreamPlan,
 };
 pub use problem::{Excerpt, Problem, Problems, Severity};
 pub use request::{RequestError, check_method, host_header, requested_host};

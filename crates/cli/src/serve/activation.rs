@@ -46,7 +46,7 @@ impl InheritedSockets {
             .local_addr()
             .map_or_else(|_| "an unknown address".to_owned(), |address| address.to_string());
         bail!(
-            "LISTEN_FDS has a socket for {address}, but the gateway does not listen there; add `listen: {address}` to the \
+            "LISTEN_FDS has a socket for {address}, but nothing listens there; add `listen: {address}` to the \
              policy, or pass --listen {address}"
         )
     }

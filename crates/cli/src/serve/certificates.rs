@@ -29,14 +29,13 @@ struct ListenerCertificate {
 }
 
 impl Certificates {
-    /// The certificates of `listeners`, which were made from `configs` in this order.
-    pub(crate) fn new(
+    /// The certificates of `listeners` with their configurations.
+    pub(crate) fn new<'l>(
         listen_option: Option<&str>,
         plan: &Plan,
-        configs: &[ListenerConfig],
-        listeners: &[Listener],
+        listeners: impl Iterator<Item = (&'l ListenerConfig, &'l Listener)>,
     ) -> Self {
-        let entries = configs.iter().zip(listeners).filter_map(|(config, listener)| {
+        let entries = listeners.filter_map(|(config, listener)| {
             Some(ListenerCertificate {
                 configured: config.address.clone(),
                 listener: listener.address().to_string(),
@@ -52,13 +51,15 @@ impl Certificates {
 
     /// Validates the listeners of a new `plan`. Changes nothing.
     pub(crate) fn prepare(&self, plan: &Plan) -> Result<Vec<ListenerConfig>, ListenerConfigError> {
-        listeners::configs(self.listen_option.as_deref(), plan)
+        let mut configs = listeners::configs(self.listen_option.as_deref(), plan)?;
+        configs.extend(listeners::service_configs(plan)?.into_iter().map(|(_, config)| config));
+        Ok(configs)
     }
 
     /// Replaces the certificates by those of `configs`. Describes each one that has changed.
     pub(crate) fn replace(&self, configs: Vec<ListenerConfig>) -> Vec<String> {
         let mut changes = Vec::new();
-        for ListenerConfig { address, certificate } in configs {
+        for ListenerConfig { address, certificate, .. } in configs {
             let current = self.entries.iter().find(|current| current.configured == address);
             let (Some(ListenerCertificate { listener, resolver, .. }), Some(certificate)) =
                 (current, certificate)

@@ -4,16 +4,19 @@ use std::io::ErrorKind;
 
 use anyhow::anyhow;
 use rustix::io::Errno;
-use tidegate_listener::{ListenError, Listener, ServerCertificate};
+use tidegate_listener::{ClientAuthority, ListenError, Listener, ServerCertificate};
 use tidegate_policy::{CertificatePlan, Plan, Problems};
+use tidegate_telemetry::Protocol;
 
 use crate::certificate;
 
-/// An address to listen on and its certificate.
+/// An address to listen on and its certificates.
 pub(crate) struct ListenerConfig {
     pub(crate) address: String,
     /// `None` for a listener without TLS.
     pub(crate) certificate: Option<ServerCertificate>,
+    /// Issues the certificates that clients need, if they need one.
+    pub(crate) client_authority: Option<ClientAuthority>,
 }
 
 /// Why the listeners of a policy are invalid.
@@ -40,8 +43,35 @@ pub(crate) fn configs(
     let (mut configs, mut problems) = (Vec::new(), Problems::default());
     for (address, tls) in entries {
         match tls.map(certificate::parse).transpose() {
-            Ok(certificate) => configs.push(ListenerConfig { address: address.to_owned(), certificate }),
+            Ok(certificate) => configs.push(ListenerConfig {
+                address: address.to_owned(),
+                certificate,
+                client_authority: None,
+            }),
             Err(problem) => problems.extend([*problem]),
+        }
+    }
+    if problems.is_empty() { Ok(configs) } else { Err(ListenerConfigError::InvalidCertificates(problems)) }
+}
+
+/// Returns the listeners of the decision service of `plan`, with their protocols.
+pub(crate) fn service_configs(plan: &Plan) -> Result<Vec<(Protocol, ListenerConfig)>, ListenerConfigError> {
+    let (mut configs, mut problems) = (Vec::new(), Problems::default());
+    for (key, listener) in plan.service.listeners() {
+        let certificate = listener.tls.as_ref().map(certificate::parse).transpose();
+        let authority = listener.client_ca.as_ref().map(certificate::parse_authority).transpose();
+        match (certificate, authority) {
+            (Ok(certificate), Ok(client_authority)) => {
+                let protocol = Protocol::ALL.into_iter().find(|protocol| protocol.name() == key);
+                let address = listener.address.clone();
+                let config = ListenerConfig { address, certificate, client_authority };
+                configs.extend(protocol.map(|protocol| (protocol, config)));
+            }
+            (certificate, authority) => {
+                problems.extend(
+                    [certificate.err(), authority.err()].into_iter().flatten().map(|problem| *problem),
+                );
+            }
         }
     }
     if problems.is_empty() { Ok(configs) } else { Err(ListenerConfigError::InvalidCertificates(problems)) }
@@ -65,20 +95,22 @@ fn only_certificate<'p>(
 }
 
 /// Binds the sockets that `inherited` does not provide.
-pub(crate) fn bind(
-    configs: &[ListenerConfig],
+pub(crate) fn bind<'c>(
+    configs: impl IntoIterator<Item = &'c ListenerConfig>,
     cores: usize,
     inherited: &mut dyn FnMut(&str) -> anyhow::Result<Option<Listener>>,
 ) -> anyhow::Result<Vec<Listener>> {
     configs
-        .iter()
-        .map(|ListenerConfig { address, certificate }| {
+        .into_iter()
+        .map(|ListenerConfig { address, certificate, client_authority }| {
             let listener = match inherited(address)? {
                 Some(listener) => listener,
                 None => Listener::bind(address, cores).map_err(|error| describe_error(&error, address))?,
             };
             Ok(match certificate {
-                Some(certificate) => listener.with_certificate(certificate.clone())?,
+                Some(certificate) => {
+                    listener.with_mutual_tls(certificate.clone(), client_authority.clone())?
+                }
                 None => listener,
             })
         })

@@ -25,7 +25,9 @@ use tidegate_gateway::Gateway;
 use tidegate_limiter::Limiter;
 use tidegate_listener::Listener;
 use tidegate_policy::{ActivePolicy, LogTarget, Plan};
+use tidegate_service::{Service, ServiceListener};
 use tidegate_store::{Clock, SystemClock};
+use tidegate_telemetry::Protocol;
 use tokio::sync::watch;
 
 use crate::args::ServeArgs;
@@ -82,7 +84,8 @@ fn serve(args: &ServeArgs, source: &PolicySource, startup: Startup, logging: &Lo
         Some(path) => Predecessor::connect(path)?,
         None => None,
     };
-    let (listeners, certificates) = listen(args, &plan, cores, predecessor.as_mut())?;
+    let BoundListeners { gateway: listeners, service: service_listeners, certificates } =
+        listen(args, &plan, cores, predecessor.as_mut())?;
     // The predecessor has released the durable file by now.
     let state = DurableState::open(source.file(), &plan)?;
     let admin_listener = AdminListener::new(source.file(), &plan, predecessor.as_mut())?;
@@ -90,8 +93,10 @@ fn serve(args: &ServeArgs, source: &PolicySource, startup: Startup, logging: &Lo
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let store = Arc::new(SelectedStore::new(&plan.store, &clock)?);
     let limiter = Arc::new(Limiter::new(active, store, Arc::clone(&clock))?);
-    let gateway =
-        Gateway::builder(limiter).resource_limits(rlimit::raise_and_derive(cores)).telemetry(telemetry);
+    let resource_limits = rlimit::raise_and_derive(cores);
+    let service = Service::new(Arc::clone(&limiter), telemetry.clone());
+    let service = service.max_connections(resource_limits.connections);
+    let gateway = Gateway::builder(limiter).resource_limits(resource_limits).telemetry(telemetry);
     let gateway = Arc::new(gateway.build()?);
     let (backend, reloads) = AdminBackend::new(Arc::clone(&gateway), source, Arc::clone(&certificates));
     // Restore bans before the first request is accepted.
@@ -99,20 +104,22 @@ fn serve(args: &ServeArgs, source: &PolicySource, startup: Startup, logging: &Lo
     runtime.spawn(Arc::clone(&admin_state).persist_penalties());
     store::start_sharing(&runtime, &gateway, &admin_state);
     let (stop, stopping) = watch::channel(false);
-    let threads = gateway.start(&listeners, &stopping, DRAIN_TIMEOUT)?;
+    let mut threads = gateway.start(&listeners, &stopping, DRAIN_TIMEOUT)?;
+    threads.extend(service.start(&service_listeners, &stopping, DRAIN_TIMEOUT)?);
     // Handle signals and file changes before the start message is printed.
     let mut events = runtime.block_on(async { ServeEvents::new(files, logging.clone(), reloads, clock) })?;
     if let Some(predecessor) = predecessor {
         predecessor.confirm()?;
     }
     if let Some(path) = &args.takeover {
-        let sockets =
-            takeover::duplicate_sockets(&listeners, admin_listener.as_ref().map(|admin| &admin.listener))?;
+        let service = service_listeners.iter().map(|service| &service.listener);
+        let all = listeners.iter().chain(service);
+        let sockets = takeover::duplicate_sockets(all, admin_listener.as_ref().map(|admin| &admin.listener))?;
         events.successor = Some(takeover::listen_for_successor(path, sockets, Arc::clone(&admin_state))?);
     }
     let notice = admin_listener.as_ref().map_or(String::new(), |admin| admin.notice.clone());
     let admin = admin_listener.map(|listener| listener.start(&backend, &admin_state)).transpose()?;
-    announce(source, &listeners, &plan, &notice);
+    announce(source, &format_urls(&listeners, &service_listeners), &plan, &notice);
     let reason = runtime.block_on(events.run_until_stopped(&gateway, source, &certificates))?;
     if let (StopReason::Signal, Some(path)) = (reason, &args.takeover) {
         // This process no longer hands over, so the next one must start normally.
@@ -125,7 +132,7 @@ fn serve(args: &ServeArgs, source: &PolicySource, startup: Startup, logging: &Lo
         admin.stop();
     }
     // Workers close their own copies. While any copy is open, the kernel accepts connections that are never served.
-    drop(listeners);
+    drop((listeners, service_listeners));
     stop.send_replace(true);
     for thread in threads {
         if thread.join().is_err() {
@@ -141,15 +148,21 @@ fn serve(args: &ServeArgs, source: &PolicySource, startup: Startup, logging: &Lo
 }
 
 /// Logs that the gateway has started and prints the start message.
-fn announce(source: &PolicySource, listeners: &[Listener], plan: &Plan, admin: &str) {
-    let urls = format_urls(listeners);
+fn announce(source: &PolicySource, urls: &str, plan: &Plan, admin: &str) {
     tracing::info!(event = "started", version = env!("CARGO_PKG_VERSION"), "listening on {urls}");
     if plan.log.to == LogTarget::Stdout {
         // Print the notice, which may contain the token, to stderr: the token must not appear in the log.
         eprint!("{admin}");
     } else {
-        println!("{}", start_message(source, &urls, plan, admin));
+        println!("{}", start_message(source, urls, plan, admin));
     }
+}
+
+/// The open listeners and their certificates.
+struct BoundListeners {
+    gateway: Vec<Listener>,
+    service: Vec<ServiceListener>,
+    certificates: Arc<Certificates>,
 }
 
 /// Opens the listeners. Uses sockets of the service manager or of the predecessor if available.
@@ -158,8 +171,10 @@ fn listen(
     plan: &Plan,
     cores: usize,
     mut predecessor: Option<&mut Predecessor>,
-) -> anyhow::Result<(Vec<Listener>, Arc<Certificates>)> {
-    let configs = match listeners::configs(args.listen.as_deref(), plan) {
+) -> anyhow::Result<BoundListeners> {
+    let configs = listeners::configs(args.listen.as_deref(), plan)
+        .and_then(|configs| Ok((configs, listeners::service_configs(plan)?)));
+    let (configs, service) = match configs {
         Err(ListenerConfigError::InvalidCertificates(problems)) => {
             eprint!("{problems}");
             bail!("invalid certificates; fix the problems listed above");
@@ -167,28 +182,42 @@ fn listen(
         configs => configs?,
     };
     let mut inherited = InheritedSockets::from_environment()?;
-    let listeners = listeners::bind(&configs, cores, &mut |address| match inherited.take(address, cores)? {
+    let mut taken = |address: &str| match inherited.take(address, cores)? {
         None => predecessor.as_mut().map_or(Ok(None), |predecessor| predecessor.take(address, cores)),
         listener => Ok(listener),
-    })?;
+    };
+    let listeners = listeners::bind(&configs, cores, &mut taken)?;
+    let service_configs = service.iter().map(|(_, config)| config);
+    let bound = listeners::bind(service_configs.clone(), cores, &mut taken)?;
     inherited.ensure_all_used()?;
-    let certificates = Certificates::new(args.listen.as_deref(), plan, &configs, &listeners);
-    Ok((listeners, Arc::new(certificates)))
+    let all = configs.iter().chain(service_configs).zip(listeners.iter().chain(&bound));
+    let certificates = Arc::new(Certificates::new(args.listen.as_deref(), plan, all));
+    let protocols = service.iter().map(|(protocol, _)| *protocol);
+    let service =
+        protocols.zip(bound).map(|(protocol, listener)| ServiceListener { protocol, listener }).collect();
+    Ok(BoundListeners { gateway: listeners, service, certificates })
 }
 
 fn available_cores() -> usize {
     std::thread::available_parallelism().map_or(1, NonZeroUsize::get)
 }
 
-fn format_urls(listeners: &[Listener]) -> String {
-    let urls: Vec<_> = listeners
-        .iter()
-        .map(|listener| {
-            let scheme = if listener.is_tls() { "https" } else { "http" };
-            format!("{scheme}://{}", listener.address())
-        })
-        .collect();
-    urls.join(", ")
+/// The URLs of all listeners, those of the gateway first.
+fn format_urls(listeners: &[Listener], service: &[ServiceListener]) -> String {
+    let gateway = listeners.iter().map(|listener| (Protocol::Gateway, listener));
+    let service = service.iter().map(|service| (service.protocol, &service.listener));
+    let url = |(protocol, listener): (Protocol, &Listener)| {
+        let scheme = match (protocol, listener.is_tls()) {
+            (Protocol::Grpc, false) => "grpc",
+            (Protocol::Grpc, true) => "grpcs",
+            (Protocol::Resp, false) => "redis",
+            (Protocol::Resp, true) => "rediss",
+            (Protocol::Gateway | Protocol::Http, false) => "http",
+            (Protocol::Gateway | Protocol::Http, true) => "https",
+        };
+        format!("{scheme}://{}", listener.address())
+    };
+    gateway.chain(service).map(url).collect::<Vec<_>>().join(", ")
 }
 
 fn start_message(source: &PolicySource, urls: &str, plan: &Plan, admin: &str) -> String {

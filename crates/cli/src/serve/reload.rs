@@ -7,7 +7,7 @@ use anyhow::Context;
 use tidegate_admin::{ReloadError, ReloadReport};
 use tidegate_core::Timestamp;
 use tidegate_gateway::Gateway;
-use tidegate_policy::{Problems, diff};
+use tidegate_policy::{Plan, Problems, diff};
 use tidegate_store::Clock;
 use tidegate_telemetry::details;
 use tokio::signal::unix::{Signal, SignalKind, signal};
@@ -161,6 +161,19 @@ fn activate(
     let count = changes.len();
     if certificates.needs_restart(&new) {
         changes.push("changed addresses in `listen` take effect after a restart".to_owned());
+    }
+    let addresses = |plan: &Plan| -> Vec<_> {
+        let listeners = plan.service.listeners();
+        listeners
+            .map(|(key, listener)| {
+                (key, listener.address.clone(), listener.tls.is_some(), listener.client_ca.clone())
+            })
+            .collect()
+    };
+    if addresses(old) != addresses(&new) {
+        changes.push(
+            "changed addresses and client authorities in `service` take effect after a restart".to_owned(),
+        );
     }
     if old.store != new.store || old.admin != new.admin {
         changes.push("changes of `store` and `admin` take effect after a restart".to_owned());

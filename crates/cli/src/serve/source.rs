@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, anyhow, bail};
 use tidegate_policy::{
-    ActivePolicy, CompileOptions, CompiledPolicy, FileError, Files, Problems, compile_with,
+    ActivePolicy, CompileOptions, CompiledPolicy, FileError, Files, Problems, ServiceAddresses, compile_with,
 };
 use tidegate_redis::Endpoint;
 
@@ -24,6 +24,36 @@ pub(crate) struct PolicySource {
     pub(crate) origin: PolicyOrigin,
     /// Replaces `store.url`.
     store_url: Option<String>,
+    /// Replace the addresses of `service`.
+    service: ServiceOptions,
+}
+
+/// The addresses of `--grpc`, `--http` and `--resp`.
+#[derive(Clone, Debug, Default)]
+struct ServiceOptions {
+    grpc: Option<String>,
+    http: Option<String>,
+    resp: Option<String>,
+}
+
+impl ServiceOptions {
+    fn new(args: &ServeArgs) -> Self {
+        Self { grpc: args.grpc.clone(), http: args.http.clone(), resp: args.resp.clone() }
+    }
+
+    fn addresses(&self) -> ServiceAddresses<'_> {
+        let Self { grpc, http, resp } = self;
+        ServiceAddresses { grpc: grpc.as_deref(), http: http.as_deref(), resp: resp.as_deref() }
+    }
+
+    /// The lines of a policy file; empty if there are no addresses.
+    fn to_yaml(&self) -> String {
+        let all = [("grpc", &self.grpc), ("http", &self.http), ("resp", &self.resp)];
+        let lines =
+            all.into_iter().filter_map(|(key, address)| Some(format!("  {key}: '{}'\n", address.as_ref()?)));
+        let lines: String = lines.collect();
+        if lines.is_empty() { lines } else { format!("service:\n{lines}") }
+    }
 }
 
 /// Where the text of the policy comes from.
@@ -56,7 +86,10 @@ pub(crate) enum LoadError {
 /// Why a valid policy cannot be served.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum UnservableError {
-    #[error("the policy has no `routes`, so it forwards nothing; add `upstreams` and `routes`")]
+    #[error(
+        "the policy has no `routes`, so it forwards nothing; add `upstreams` and `routes`, or `service` to serve decisions \
+         only"
+    )]
     NoRoutes,
 }
 
@@ -65,7 +98,8 @@ impl PolicySource {
         if let Some(url) = args.store.as_deref().filter(|url| *url != MEMORY) {
             Endpoint::parse(url).map_err(|error| anyhow!("--store: {error}"))?;
         }
-        Ok(Self { origin: PolicyOrigin::from_args(args)?, store_url: args.store.clone() })
+        let service = ServiceOptions::new(args);
+        Ok(Self { origin: PolicyOrigin::from_args(args)?, store_url: args.store.clone(), service })
     }
 
     /// The policy file, if there is one.
@@ -78,7 +112,8 @@ impl PolicySource {
 
     /// Loads the policy. Returns also the files that were read, even if the policy is invalid.
     pub(crate) fn load(&self) -> (Result<LoadedPolicy, LoadError>, Vec<FileStamp>) {
-        let options = CompileOptions { store_url: self.store_url.as_deref() };
+        let options =
+            CompileOptions { store_url: self.store_url.as_deref(), service: self.service.addresses() };
         match &self.origin {
             PolicyOrigin::File(path) => {
                 let name = path.display().to_string();
@@ -116,6 +151,10 @@ impl PolicyOrigin {
         if let Some(upstream) = &args.upstream {
             return Ok(Self::CommandLine(policy_yaml(upstream, limit.unwrap_or("100/m"), store)?));
         }
+        let service = ServiceOptions::new(args).to_yaml();
+        if !service.is_empty() {
+            return Ok(Self::CommandLine(service_yaml(&service, limit.unwrap_or("100/m"), store)?));
+        }
         let upstream = format!("http://{}", demo::start()?);
         Ok(Self::Demo(policy_yaml(&upstream, limit.unwrap_or("10/m"), store)?))
     }
@@ -124,7 +163,7 @@ impl PolicyOrigin {
 fn require_servable(
     CompiledPolicy { plan, warnings, .. }: CompiledPolicy,
 ) -> Result<LoadedPolicy, LoadError> {
-    if plan.routes.is_empty() {
+    if plan.routes.is_empty() && plan.service.is_empty() {
         return Err(UnservableError::NoRoutes.into());
     }
     Ok(LoadedPolicy { active: ActivePolicy::new(plan), warnings })
@@ -163,7 +202,7 @@ pub(crate) fn parse_limit(limit: &str) -> anyhow::Result<(u64, String)> {
 /// Returns the policy file for one upstream with one limit per client address. It does not contain the password of the store.
 fn policy_yaml(upstream: &str, limit: &str, store: Option<&str>) -> anyhow::Result<String> {
     let (requests, window) = parse_limit(limit)?;
-    let store = store.map(|url| format!("store:\n  url: '{}'\n", without_password(url))).unwrap_or_default();
+    let store = store_yaml(store);
     Ok(format!(
         "\
 upstreams:
@@ -176,6 +215,22 @@ rate_limits:
   default: {{ requests: {requests}, window: {window}, algorithm: token_bucket }}
 {store}"
     ))
+}
+
+/// Returns the policy file of a decision service with one limit per client.
+fn service_yaml(service: &str, limit: &str, store: Option<&str>) -> anyhow::Result<String> {
+    let (requests, window) = parse_limit(limit)?;
+    let store = store_yaml(store);
+    Ok(format!(
+        "\
+{service}rate_limits:
+  default: {{ requests: {requests}, window: {window}, algorithm: token_bucket }}
+{store}"
+    ))
+}
+
+fn store_yaml(store: Option<&str>) -> String {
+    store.map(|url| format!("store:\n  url: '{}'\n", without_password(url))).unwrap_or_default()
 }
 
 /// A store URL that can be shown and is still valid.

@@ -109,12 +109,11 @@ pub(super) fn take_matching(sockets: &mut Vec<TcpListener>, address: &str) -> Ve
 }
 
 /// Duplicates the sockets for a successor.
-pub(crate) fn duplicate_sockets(
-    listeners: &[Listener],
-    admin: Option<&TcpListener>,
+pub(crate) fn duplicate_sockets<'l>(
+    listeners: impl Iterator<Item = &'l Listener>,
+    admin: Option<&'l TcpListener>,
 ) -> anyhow::Result<Vec<OwnedFd>> {
     let sockets: Vec<OwnedFd> = listeners
-        .iter()
         .flat_map(Listener::sockets)
         .map(AsFd::as_fd)
         .chain(admin.map(AsFd::as_fd))

@@ -11,7 +11,7 @@ use thiserror::Error;
 use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 
-use super::server::{Protocol, Server};
+use super::server::{Server, ServerProtocol};
 use super::stream::UpstreamStream;
 
 /// TCP keep-alive probes start after this long without input. A machine that fails does not close its connections; nothing
@@ -69,8 +69,8 @@ impl Connector {
         let connecting = async {
             let tcp = TcpStream::connect(&server.addr).await?;
             set_options(&tcp)?;
-            if server.protocol != Protocol::Tls {
-                return Ok((UpstreamStream::Plain(tcp), server.protocol == Protocol::Http2));
+            if server.protocol != ServerProtocol::Tls {
+                return Ok((UpstreamStream::Plain(tcp), server.protocol == ServerProtocol::Http2));
             }
             let name = ServerName::try_from(server.host().to_owned())
                 .map_err(|error| io::Error::new(io::ErrorKind::InvalidInput, error))?;

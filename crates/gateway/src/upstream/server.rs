@@ -138,7 +138,7 @@ pub(crate) struct Server {
     pub(crate) host_header: HeaderValue,
     /// `host:port` to connect to.
     pub(crate) addr: String,
-    pub(crate) protocol: Protocol,
+    pub(crate) protocol: ServerProtocol,
     healthy: AtomicBool,
     pub(super) ejection: EjectionState,
     /// Requests in flight, of all workers.
@@ -149,7 +149,7 @@ pub(crate) struct Server {
 
 /// The protocol of a server's URL.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Protocol {
+pub(crate) enum ServerProtocol {
     Http1,
     /// HTTP/2 without TLS (prior knowledge).
     Http2,
@@ -170,9 +170,9 @@ impl Server {
         let uri: Uri = url.parse().map_err(|_| bad())?;
         let authority = uri.authority().cloned().ok_or_else(bad)?;
         let (scheme, protocol, port) = match uri.scheme_str() {
-            Some("http") => (Scheme::HTTP, Protocol::Http1, 80),
-            Some("h2c") => (Scheme::HTTP, Protocol::Http2, 80),
-            Some("https") => (Scheme::HTTPS, Protocol::Tls, 443),
+            Some("http") => (Scheme::HTTP, ServerProtocol::Http1, 80),
+            Some("h2c") => (Scheme::HTTP, ServerProtocol::Http2, 80),
+            Some("https") => (Scheme::HTTPS, ServerProtocol::Tls, 443),
             _ => return Err(bad()),
         };
         let host = authority.host();
@@ -274,7 +274,7 @@ pub(super) mod tests {
     #[test]
     fn server_url_is_parsed_and_invalid_ones_are_rejected() {
         let server = Server::parse("http://10.0.0.1:3000").unwrap();
-        assert_eq!((server.addr.as_str(), server.protocol), ("10.0.0.1:3000", Protocol::Http1));
+        assert_eq!((server.addr.as_str(), server.protocol), ("10.0.0.1:3000", ServerProtocol::Http1));
         assert_eq!(Server::parse("https://api.internal").unwrap().addr, "api.internal:443");
         assert_eq!(Server::parse("h2c://[::1]:50051").unwrap().host(), "::1");
         for bad in ["10.0.0.1:3000", "ftp://a", "http://", "/path"] {

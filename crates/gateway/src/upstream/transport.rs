@@ -19,7 +19,7 @@ use super::http1_fast::{IoBuffers, PlainConn};
 use super::permits::ExchangePermits;
 use super::pool::{ConnPool, KeepSettings};
 use super::pooled_conn::{AttemptError, Conn, ConnSettings, Http1Conn, Http2Conn, PooledConn};
-use super::server::{Protocol, Server, UpstreamGroup};
+use super::server::{Server, ServerProtocol, UpstreamGroup};
 use super::stream::{HyperIo, UpstreamStream};
 use crate::executor::LocalExecutor;
 use crate::http::response_body::UpstreamBody;
@@ -202,7 +202,7 @@ impl Transport {
 
 /// Whether the fast path may serve a request.
 pub(super) fn is_plain(server: &Server, request: &ForwardedRequest) -> bool {
-    server.protocol == Protocol::Http1 && request.is_plain()
+    server.protocol == ServerProtocol::Http1 && request.is_plain()
 }
 
 /// Opens an HTTP/1.1 connection with hyper. It runs in its own task although each request wakes that twice: parsing, sending

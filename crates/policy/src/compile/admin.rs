@@ -39,7 +39,7 @@ pub(super) fn admin<'s>(node: Option<&YamlNode<'s>>, report: &mut ProblemReport<
     Some(AdminPlan { listen, token_file })
 }
 
-fn is_loopback(host: &str) -> bool {
+pub(super) fn is_loopback(host: &str) -> bool {
     let address = host.trim_start_matches('[').trim_end_matches(']').parse::<IpAddr>();
     address.map_or(host.eq_ignore_ascii_case("localhost"), |address| address.is_loopback())
 }

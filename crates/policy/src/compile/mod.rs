@@ -17,6 +17,7 @@ mod resilience;
 mod routing;
 mod rules;
 mod scalar;
+mod service;
 mod store;
 mod store_url;
 mod telemetry_config;
@@ -34,6 +35,7 @@ use crate::problem::Problems;
 use crate::raw::{self, Fields, Finding, NodeRef, ProblemReport, SourcePosition, YamlNode};
 use crate::warnings;
 use names::RuleNames;
+pub use service::ServiceAddresses;
 
 /// The maximum size of a policy file in bytes. Ten thousand rules take about a fifteenth of it.
 pub const MAX_FILE_SIZE: usize = 16 << 20;
@@ -72,6 +74,8 @@ pub fn compile(file: &str, bytes: &[u8], files: &dyn Files) -> Result<CompiledPo
 pub struct CompileOptions<'o> {
     /// The URL of the shared store. It must be valid.
     pub store_url: Option<&'o str>,
+    /// The addresses of the decision service.
+    pub service: ServiceAddresses<'o>,
 }
 
 /// Like [`compile()`], with settings that replace those of the policy.
@@ -102,7 +106,7 @@ pub fn compile_with(
             context.report.push(empty(root.position));
             None
         }
-        Some(root) => decode(root, &mut context),
+        Some(root) => decode(root, options.service, &mut context),
         None => {
             if !context.report.failed() {
                 context.report.push(empty(SourcePosition { line: 1, column: 1, length: 1, offset: 0 }));
@@ -196,14 +200,21 @@ pub(crate) struct WarningTargets {
     pub(crate) store_keys: std::collections::HashMap<&'static str, NodeRef>,
 }
 
-fn decode<'s>(root: &YamlNode<'s>, context: &mut CompileContext<'s, '_>) -> Option<Plan> {
+fn decode<'s>(
+    root: &YamlNode<'s>,
+    addresses: ServiceAddresses<'_>,
+    context: &mut CompileContext<'s, '_>,
+) -> Option<Plan> {
     let fields = Fields::open(root, &POLICY, &mut context.report)?;
-    let listen = routing::listen(fields.get("listen"), context);
+    let service = service::service((root, fields.get("service")), addresses, context);
     let admin = admin::admin(fields.get("admin"), &mut context.report);
     let upstreams = fields.get("upstreams").map(|node| routing::upstreams(node, context)).unwrap_or_default();
     // Routes inherit these, so decode them first.
     let http = http::options(fields.get("http"), HttpOptions::default(), &mut context.report);
     let routes = routing::routes(fields.get("routes"), (&upstreams, http), context);
+    let serves_decisions_only = fields.get("listen").is_none() && routes.is_empty() && !service.is_empty();
+    let listen =
+        if serves_decisions_only { Vec::new() } else { routing::listen(fields.get("listen"), context) };
     context.path_case = plan::loosest_path_case(http, &routes);
     // `clients` refers to tiers and rules refer to identities, so collect the tier names first.
     let tiers = limits::tier_names(fields.get("rate_limits"));
@@ -244,6 +255,7 @@ fn decode<'s>(root: &YamlNode<'s>, context: &mut CompileContext<'s, '_>) -> Opti
     let identities = identities::identities(&clients, root, context);
     Some(Plan {
         listen,
+        service,
         admin,
         upstreams,
         routes,

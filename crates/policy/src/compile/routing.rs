@@ -86,6 +86,14 @@ pub(super) fn address<'n>(
 
 fn certificate<'s>(node: &YamlNode<'s>, context: &mut CompileContext<'s, '_>) -> Option<CertificatePlan> {
     let fields = Fields::open(node, &TLS, &mut context.report)?;
+    certificate_files(&fields, context)
+}
+
+/// Reads the files of `cert` and `key`.
+pub(super) fn certificate_files<'s>(
+    fields: &Fields<'_, 's>,
+    context: &mut CompileContext<'s, '_>,
+) -> Option<CertificatePlan> {
     let mut pem = |key: &str| pem_file(fields.require(key, &mut context.report)?, context);
     let (chain, key) = (pem("cert"), pem("key"));
     let (chain, key) = (chain?, key?);

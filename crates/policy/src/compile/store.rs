@@ -7,7 +7,7 @@ use tidegate_core::{Algorithm, Coordination, StoreFailureMode};
 use crate::compile::store_url::store_url;
 use crate::compile::{CompileContext, files, routing, scalar};
 use crate::language::{COORDINATIONS, STORE, STORE_FAILURE_MODES, STORE_TLS};
-use crate::plan::{RuleSharing, Secret, StorePlan, StoreSecret, StoreTlsPlan, StoreUrl};
+use crate::plan::{RuleSharing, Secret, SecretFile, StorePlan, StoreTlsPlan, StoreUrl};
 use crate::raw::{Fields, Finding, NodeRef, YamlNode};
 use crate::render::quote;
 
@@ -153,7 +153,7 @@ fn reject_unused(fields: &Fields<'_, '_>, context: &mut CompileContext<'_, '_>) 
     }
 }
 
-fn secret(node: &YamlNode<'_>, context: &mut CompileContext<'_, '_>) -> Option<StoreSecret> {
+fn secret(node: &YamlNode<'_>, context: &mut CompileContext<'_, '_>) -> Option<SecretFile> {
     let file = files::read_file(node, context)?;
     let secret = file.bytes.trim_ascii_end();
     if secret.len() < MIN_SECRET_LENGTH {
@@ -164,14 +164,14 @@ fn secret(node: &YamlNode<'_>, context: &mut CompileContext<'_, '_>) -> Option<S
             .push(finding.hint("create one with `openssl rand -base64 32`, and copy it to every node"));
         return None;
     }
-    Some(StoreSecret { secret: Secret::new(secret), file: file.name })
+    Some(SecretFile { secret: Secret::new(secret), file: file.name })
 }
 
 fn password(
     node: &YamlNode<'_>,
     plan: &StorePlan,
     context: &mut CompileContext<'_, '_>,
-) -> Option<StoreSecret> {
+) -> Option<SecretFile> {
     let file = files::read_file(node, context)?;
     let password = file.bytes.trim_ascii_end();
     let finding = if password.is_empty() {
@@ -182,7 +182,7 @@ fn password(
     } else if plan.url.as_ref().is_some_and(StoreUrl::has_password) {
         Finding::error(node, "`store.url` contains a password too").hint("remove the password from the URL")
     } else {
-        return Some(StoreSecret { secret: Secret::new(password), file: file.name });
+        return Some(SecretFile { secret: Secret::new(password), file: file.name });
     };
     context.report.push(finding);
     None

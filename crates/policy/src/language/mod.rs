@@ -8,6 +8,7 @@ mod names;
 mod reference;
 mod resilience;
 mod schema;
+mod service;
 mod store;
 mod table;
 
@@ -24,6 +25,7 @@ pub(crate) use resilience::{
     ADAPTIVE_LIMIT, BREAKER, BULKHEAD, EJECT, FALLBACK, RETRY, ROUTE_BULKHEAD, SHED, SLOW, TIMEOUTS,
 };
 pub use schema::schema;
+pub(crate) use service::{SERVICE, SERVICE_LISTENER, SERVICE_TLS};
 pub(crate) use store::{STORE, STORE_TLS};
 pub(crate) use table::{
     ADMIN, API_KEY, BANS, CLIENTS, COOKIE, EXEMPT, FINGERPRINT, HEALTH, HTTP, IP, JWT, LISTEN, LOG, POLICY,

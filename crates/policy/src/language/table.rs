@@ -9,6 +9,7 @@ use super::names::{
 use super::resilience::{
     BREAKER_KEY, BULKHEAD_KEY, EJECT_KEY, FALLBACK_KEY, RETRY_KEY, ROUTE_BULKHEAD_KEY, SHED_KEY, TIMEOUTS_KEY,
 };
+use super::service::SERVICE;
 use super::store::STORE;
 use super::{Mapping, PolicyKey, Shape};
 
@@ -31,6 +32,12 @@ pub(crate) static POLICY: Mapping = Mapping {
             "{ listen: 127.0.0.1:9900 }",
         )
         .default("127.0.0.1:9900"),
+        PolicyKey::new(
+            "service",
+            Object(&SERVICE),
+            "The decision service for other proxies and programs.",
+            "{ grpc: 127.0.0.1:8081, http: 127.0.0.1:8082, resp: 127.0.0.1:6380 }",
+        ),
         PolicyKey::new(
             "upstreams",
             Named("upstream", &Object(&UPSTREAM)),

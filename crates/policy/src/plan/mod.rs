@@ -9,6 +9,7 @@ mod http;
 mod limits;
 mod mode;
 mod resilience;
+mod service;
 mod store;
 mod telemetry_config;
 
@@ -36,7 +37,8 @@ pub use resilience::{
     BreakerPlan, BreakerScope, BulkheadPlan, EjectPlan, FallbackBody, FallbackPlan, ResiliencePlan,
     RetryCauses, RetryPlan, TimeoutsPlan,
 };
-pub use store::{RuleSharing, StorePlan, StoreSecret, StoreTlsPlan, StoreUrl};
+pub use service::{ClientCaPlan, ServiceListenerPlan, ServicePlan};
+pub use store::{RuleSharing, SecretFile, StorePlan, StoreTlsPlan, StoreUrl};
 pub use telemetry_config::{LogPlan, LogTarget, SampleRate, TracesPlan};
 pub use tidegate_headers::Quota;
 
@@ -44,8 +46,10 @@ pub use tidegate_headers::Quota;
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Plan {
-    /// The listeners.
+    /// The listeners of the gateway; none if the policy serves decisions only.
     pub listen: Vec<ListenerPlan>,
+    /// The decision service.
+    pub service: ServicePlan,
     /// The admin API; `None` if it is off.
     pub admin: Option<AdminPlan>,
     /// The upstreams.

@@ -27,9 +27,9 @@ pub struct StorePlan {
     /// The number of nodes.
     pub nodes: NonZeroU32,
     /// The secret that hides clients in the shared store.
-    pub secret: Option<StoreSecret>,
+    pub secret: Option<SecretFile>,
     /// The password, if a file contains it.
-    pub password: Option<StoreSecret>,
+    pub password: Option<SecretFile>,
     /// The start of all names in the shared store.
     pub prefix: String,
     /// Certificates for the connection to the shared store.
@@ -71,7 +71,7 @@ impl StorePlan {
         if self.url.is_none() {
             return settings;
         }
-        let file = |secret: &Option<StoreSecret>| secret.as_ref().map(|secret| secret.file.clone());
+        let file = |secret: &Option<SecretFile>| secret.as_ref().map(|secret| secret.file.clone());
         settings.push(("timeout", span_text(self.timeout)));
         settings.push(("sync_interval", span_text(self.sync_interval)));
         settings.push(("on_store_failure", self.on_store_failure.name().to_owned()));
@@ -107,7 +107,7 @@ impl Default for StorePlan {
 
 /// A secret and the file it came from.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct StoreSecret {
+pub struct SecretFile {
     /// The file.
     pub file: String,
     /// The secret.

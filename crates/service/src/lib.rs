@@ -1,0 +1,20 @@
+//! The decision service: other proxies and programs ask whether a request may pass.
+//!
+//! Each protocol is an edge: it decodes a question, asks the limiter, and encodes the answer. `http` has checks and
+//! forward authentication, `grpc` Envoy's rate limit service, `resp` the Redis protocol. All of them use the rules and
+//! counters of the gateway.
+//!
+//! [`Service::start`] starts one thread for each core; `accept` accepts connections there, `worker` has what the
+//! connections of a thread share, `auth` checks tokens.
+
+#![forbid(unsafe_code)]
+
+mod accept;
+mod auth;
+mod grpc;
+mod http;
+mod resp;
+mod server;
+mod worker;
+
+pub use server::{Service, ServiceListener, ServiceStartError};

@@ -1,0 +1,68 @@
+//! What the connections of a thread share.
+
+use std::cell::RefCell;
+use std::rc::Rc;
+use std::sync::Arc;
+
+use tidegate_core::Timestamp;
+use tidegate_limiter::Limiter;
+use tidegate_policy::ActivePolicy;
+use tidegate_store::Store;
+use tidegate_telemetry::{Protocol, Recorder, RuleSlots, Telemetry};
+
+/// The state of a worker thread.
+#[derive(Debug)]
+pub(crate) struct ServiceWorker<S> {
+    pub(crate) limiter: Arc<Limiter<S>>,
+    telemetry: Telemetry,
+    recorders: [Recorder; 3],
+    policy: RefCell<Rc<ServedPolicy>>,
+}
+
+/// The active policy with the metric slots of its rules.
+#[derive(Debug)]
+pub(crate) struct ServedPolicy {
+    pub(crate) active: Arc<ActivePolicy>,
+    pub(crate) counted: RuleSlots,
+}
+
+impl<S: Store + 'static> ServiceWorker<S> {
+    pub(crate) fn new(limiter: Arc<Limiter<S>>, telemetry: Telemetry) -> Self {
+        let recorder = |protocol| telemetry.recorder(protocol, Arc::clone(limiter.clock()));
+        let recorders = [recorder(Protocol::Http), recorder(Protocol::Grpc), recorder(Protocol::Resp)];
+        let policy = RefCell::new(Rc::new(ServedPolicy::new(limiter.policy(), &telemetry)));
+        Self { limiter, telemetry, recorders, policy }
+    }
+
+    /// The active policy. A request must use one policy from start to end.
+    pub(crate) fn policy(&self) -> Rc<ServedPolicy> {
+        let active = self.limiter.policy();
+        let mut served = self.policy.borrow_mut();
+        if !Arc::ptr_eq(&active, &served.active) {
+            *served = Rc::new(ServedPolicy::new(active, &self.telemetry));
+        }
+        Rc::clone(&served)
+    }
+
+    /// Records the requests of a protocol.
+    pub(crate) fn recorder(&self, protocol: Protocol) -> &Recorder {
+        let [http, grpc, resp] = &self.recorders;
+        match protocol {
+            Protocol::Http | Protocol::Gateway => http,
+            Protocol::Grpc => grpc,
+            Protocol::Resp => resp,
+        }
+    }
+
+    /// The time for a decision.
+    pub(crate) fn now(&self) -> Timestamp {
+        self.limiter.clock().now()
+    }
+}
+
+impl ServedPolicy {
+    fn new(active: Arc<ActivePolicy>, telemetry: &Telemetry) -> Self {
+        let counted = telemetry.metrics().apply(active.matcher.plan());
+        Self { active, counted }
+    }
+}
