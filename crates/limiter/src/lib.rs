@@ -49,12 +49,14 @@ mod lockout;
 mod refund;
 mod report;
 mod reservation;
+mod rule_operations;
 mod ruling;
 
 pub use limiter::{Limiter, PreparedPolicy, RuleCheck};
 pub use refund::RefundGuard;
 pub use report::{ReportedLimits, RulingReport};
 pub use reservation::{BodyMeter, Reservations};
+pub use rule_operations::RuleError;
 pub use ruling::{AdmittedRuling, FailedRuling, RejectedRuling, Ruling};
 
 /// The examples of README.md.

@@ -11,6 +11,7 @@
 
 mod accept;
 mod auth;
+mod client;
 mod grpc;
 mod http;
 mod resp;

@@ -109,6 +109,29 @@ impl ClientName {
         }
     }
 
+    /// The client with these identities. Unlike a parsed name, a value is taken as it is: neither `+` nor `%` has a meaning in
+    /// it, so a value that a client has chosen cannot name another client.
+    pub fn of_identities<'v>(
+        identities: impl IntoIterator<Item = (ClientKind, &'v str)>,
+    ) -> Result<Self, ClientNameError> {
+        let part = |(kind, value): (ClientKind, &'v str)| {
+            let value = match kind {
+                ClientKind::Ip | ClientKind::Fingerprint => IdentityValue::parse(kind, value)?,
+                _ if value.is_empty() => return Err(ClientNameError::Empty { kind }),
+                _ => IdentityValue::Whole(value.as_bytes().to_vec()),
+            };
+            Ok(NamePart { kind, value })
+        };
+        Ok(Self { parts: identities.into_iter().map(part).collect::<Result<_, _>>()? })
+    }
+
+    /// The client `text` with one identity, for example `user:bob`. Everything after the kind is taken as it is.
+    pub fn of_identity(text: &str) -> Result<Self, ClientNameError> {
+        let (kind, value) = text.split_once(':').ok_or(ClientNameError::NoKind)?;
+        let kind = ClientKind::named(kind).ok_or_else(|| unknown_kind(kind))?;
+        Self::of_identities([(kind, value)])
+    }
+
     /// Whether `key` is a key of this client. A name with a hash matches every key with that hash.
     pub fn names(&self, key: &[u8]) -> bool {
         let mut named = self.parts.iter();

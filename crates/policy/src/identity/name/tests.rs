@@ -111,3 +111,19 @@ proptest! {
         assert!(!text.chars().any(char::is_control));
     }
 }
+
+#[test]
+fn name_of_an_identity_takes_the_value_as_it_is() {
+    let identities = Identities::new(IdentitySpec::default()).unwrap();
+    for value in ["bob", "bob+ip:10.0.0.1", "%2B", "sk_l…#b59c1698", "a:b"] {
+        let name = ClientName::of_identity(&format!("user:{value}")).unwrap();
+        assert_eq!(name.key(&identities), Some(key(&[(ClientKind::User, value.as_bytes())])), "{value}");
+    }
+    assert_eq!(ClientName::of_identity("bob"), Err(ClientNameError::NoKind));
+    assert_eq!(
+        ClientName::of_identity("usr:bob"),
+        Err(ClientNameError::UnknownKind { nearest: ClientKind::User })
+    );
+    assert_eq!(ClientName::of_identity("ip:bob"), Err(ClientNameError::NotAnAddress));
+    assert_eq!(ClientName::of_identity("user:"), Err(ClientNameError::Empty { kind: ClientKind::User }));
+}

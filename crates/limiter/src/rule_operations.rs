@@ -1,0 +1,90 @@
+//! Operations on one rule for a client that the caller has identified, and checks of limits that the caller supplies.
+
+use thiserror::Error;
+use tidegate_core::{Check, Cost, Decision, Refund, Timestamp};
+use tidegate_policy::{ActivePolicy, Scratch};
+use tidegate_store::{Store, StoreError};
+
+use crate::limiter::{Limiter, RuleCheck};
+use crate::report::RulingReport;
+
+/// Why an operation on a rule failed.
+#[derive(Debug, Error)]
+pub enum RuleError {
+    /// The policy has no rate limit with this name.
+    #[error("the policy has no such rule")]
+    NoRule,
+    /// The store failed.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+}
+
+impl<S: Store + 'static> Limiter<S> {
+    /// What a rule would decide now, without charging: whether it admits `check`, and the units that remain.
+    pub async fn peek_rule<'a>(
+        &self,
+        policy: &'a ActivePolicy,
+        RuleCheck { rule, client, cost }: RuleCheck<'_>,
+        scratch: &'a mut Scratch,
+        now: Timestamp,
+    ) -> Result<RulingReport<'a>, RuleError> {
+        let matched = policy.matcher.match_rule(rule, client, cost, scratch).ok_or(RuleError::NoRule)?;
+        let decision = self.store().peek(matched.checks(), now).await?;
+        let mut report = RulingReport::new(matched.applied(), decision.at);
+        report.primary = matched.tightest(&decision);
+        report.is_peeked = true;
+        report.decision = Some(decision);
+        Ok(report)
+    }
+
+    /// Refunds units of a rule that were charged at `charged`. What its counter no longer contains is not refunded.
+    pub async fn refund_rule(
+        &self,
+        policy: &ActivePolicy,
+        RuleCheck { rule, client, cost }: RuleCheck<'_>,
+        charged: Timestamp,
+        now: Timestamp,
+    ) -> Result<(), RuleError> {
+        let mut scratch = Scratch::default();
+        let matched = policy.matcher.match_rule(rule, client, cost, &mut scratch).ok_or(RuleError::NoRule)?;
+        let refunds: Vec<_> = matched
+            .checks()
+            .iter()
+            .map(|check| Refund { key: check.key, limit: check.limit, cost: check.cost, charged })
+            .collect();
+        Ok(self.store().refund(&refunds, now).await?)
+    }
+
+    /// Resets the counter of a client under a rule.
+    pub async fn reset_rule(
+        &self,
+        policy: &ActivePolicy,
+        (rule, client): (&str, &[u8]),
+    ) -> Result<(), RuleError> {
+        let (mut scratch, cost) = (Scratch::default(), Cost::ONE);
+        let matched = policy.matcher.match_rule(rule, client, cost, &mut scratch).ok_or(RuleError::NoRule)?;
+        for check in matched.checks() {
+            self.store().reset(check.key).await?;
+        }
+        Ok(())
+    }
+
+    /// Checks limits that the caller supplies in one decision. Their rules must not be rules of the policy.
+    pub fn check_limits(
+        &self,
+        checks: &[Check<'_>],
+        now: Timestamp,
+    ) -> impl Future<Output = Result<Decision, StoreError>> + Send {
+        self.store().decide(checks, now)
+    }
+
+    /// Like [`check_limits`](Self::check_limits) for several decisions, in order. Faster than one by one.
+    pub fn check_limits_batch(
+        &self,
+        batch: &[&[Check<'_>]],
+        now: Timestamp,
+        decisions: &mut Vec<Decision>,
+    ) -> impl Future<Output = Result<(), StoreError>> + Send {
+        self.store().decide_batch(batch, now, decisions)
+    }
+}
