@@ -41,7 +41,7 @@ struct Pace {
 
 pub(crate) fn run(options: Options<'_>) -> anyhow::Result<bool> {
     let cores = thread::available_parallelism()?.get();
-    ensure!(cores >= 2, "the proxy needs a core of its own pending_cost the load's; there is {cores}");
+    ensure!(cores >= 2, "the proxy needs a core of its own beside the load's; there is {cores}");
     let names: Vec<_> = WORKS.iter().map(|work| work.name).chain([idle::NAME]).collect();
     let any = names.iter().any(|name| name.contains(options.only));
     ensure!(any, "no work is named like `{}`; there are: {}", options.only, names.join("; "));

@@ -10,4 +10,5 @@ mod language;
 mod no_allocation;
 mod policies;
 mod resilience;
+mod service;
 mod store;

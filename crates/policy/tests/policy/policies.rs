@@ -105,7 +105,7 @@ fn example_policies_compile_without_warnings() {
             count += 1;
         }
     }
-    assert_eq!(count, 8);
+    assert_eq!(count, 9);
 }
 
 #[test]
