@@ -7,8 +7,14 @@ use std::path::{Path, PathBuf};
 use tidegate_policy::{FileError, Files, compile};
 
 /// Pages in which every block of `yaml` is a whole policy.
-const PAGES: [&str; 5] =
-    ["algorithms.md", "deployment.md", "distributed.md", "headers.md", "troubleshooting.md"];
+const PAGES: [&str; 6] = [
+    "algorithms.md",
+    "deployment.md",
+    "distributed.md",
+    "headers.md",
+    "integrations.md",
+    "troubleshooting.md",
+];
 
 fn repository() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
