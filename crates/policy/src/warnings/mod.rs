@@ -88,6 +88,10 @@ fn fixed_window_alone(plan: &Plan, targets: &WarningTargets, report: &mut Proble
         return;
     }
     let Some(first) = plan.rate_limits.iter().next() else {
+        if plan.routes.is_empty() && plan.service.resp.is_some() {
+            // Limits can come with requests.
+            return;
+        }
         let finding = Finding::warning(targets.rate_limits, "the policy has no limits");
         report.push(finding.hint("add `default: { requests: 100, window: 60 }` to `rate_limits`"));
         return;
