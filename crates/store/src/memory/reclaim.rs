@@ -8,8 +8,9 @@
 //! line, and has checked under that lock that the number is not retired. If it locked the line before the sweep, the sweep
 //! finds the slot. If it locked the line after the sweep, the check finds that the number is retired.
 //!
-//! The cost is spread over the operations that cause it: once a quarter of all numbers are in use without a pin, every new
-//! limit sweeps a small part of the table. A policy or an override that finds too few free numbers sweeps the whole table.
+//! The cost is spread over the operations that cause it: once half of all numbers are in use without a pin, every check
+//! whose limit has no number sweeps a small part of the table. A policy or an override that finds too few free numbers
+//! sweeps the whole table.
 //!
 //! A sweep also empties the slots of carried limits whose state equals an unused one.
 
@@ -21,10 +22,9 @@ use super::cache_line::{LIMITS, SLOTS};
 use super::limit_registry::{CARRIED, LimitRegistry, MAX_LIMITS, MAX_UNPINNED};
 use super::table::CounterTable;
 
-/// No sweep starts with fewer numbers in use that nothing pins.
-const SWEEP_FROM: usize = MAX_UNPINNED.div_ceil(2);
-/// A new number sweeps one part in this many. A sweep that begins with a quarter of the numbers in use ends when half are:
-/// then new limits get no number.
+/// No sweep starts with fewer numbers in use that nothing pins: new limits still get numbers.
+const SWEEP_FROM: usize = MAX_UNPINNED;
+/// A check whose limit has no number sweeps one part in this many.
 const PARTS: usize = if MAX_LIMITS < 4 { 1 } else { MAX_LIMITS / 4 };
 /// The next sweep starts after this many assigned numbers, or after this interval.
 const MIN_ASSIGNED: usize = MAX_LIMITS / 8;

@@ -5,7 +5,7 @@ use pollster::block_on;
 use tidegate_core::{Check, CounterKey, Decision, Refund, RuleId};
 
 use super::*;
-use crate::conformance::Suite;
+use crate::conformance::{Suite, assert_two_threads_admit_exactly_the_limit};
 use crate::memory::limit_registry::LimitRegistry;
 use crate::{MemoryStore, Store};
 
@@ -67,6 +67,15 @@ fn store_with_few_numbers_passes_the_conformance_suite() {
             let seed = seed.wrapping_add(trace);
             let suite = Suite { algorithms: Algorithm::ALL, seed, traces: 1, steps: 250 };
             block_on(suite.run(&store));
+        }
+    }
+}
+
+#[test]
+fn two_threads_under_carried_limits_admit_exactly_the_limit() {
+    for numbers in [0, 1] {
+        for &algorithm in Algorithm::ALL {
+            assert_two_threads_admit_exactly_the_limit(&store(4 << 20, numbers), algorithm);
         }
     }
 }
