@@ -166,7 +166,7 @@ fn write_memory_use(page: &mut Exposition, memory_use: MemoryUse) {
     page.single("tidegate_limits_in_use", MetricKind::Gauge, help, limits_in_use);
     let help = "Maximum number of distinct limits in use.";
     page.single("tidegate_limits_max", MetricKind::Gauge, help, limits_max);
-    let help = "Counters whose limit is stored beside them, because half of the distinct limits are not in the policy.";
+    let help = "Counters stored with their limit, which is neither in the policy nor in an override.";
     page.single("tidegate_store_carried_limits", MetricKind::Gauge, help, carried_limits);
 }
 

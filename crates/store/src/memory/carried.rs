@@ -112,8 +112,7 @@ impl Pool {
 
     /// Stores a limit and its state in a place of their own.
     pub(super) fn insert_carried(&self, limit: &Limit, state: CounterState) -> Result<u64, PoolFull> {
-        let limit_bits = CompactLimit::new(limit);
-        let vacant = CarriedCounter { limit: limit_bits, word: SlotWord::VACANT.to_bits() };
+        let vacant = CarriedCounter { limit: CompactLimit::new(limit), word: SlotWord::VACANT.to_bits() };
         let place = self.insert_counter(vacant)?;
         self.replace_carried(place, limit, state).inspect_err(|_| self.remove(place))?;
         Ok(place)
