@@ -82,7 +82,7 @@ pub trait Store: Send + Sync {
     }
 
     /// Reserves each of `limits` for decisions until the result is dropped, or changes nothing. A policy retains its limits
-    /// before it is activated, so that its decisions never fail with [`StoreError::TooManyLimits`].
+    /// before it is activated, so that their counters do not depend on how many other limits requests carry.
     ///
     /// A store that keeps each limit with its counter has nothing to retain.
     fn retain_limits(&self, _limits: &[Limit], _now: Timestamp) -> Result<RetainedLimits, StoreError> {

@@ -147,7 +147,8 @@ impl Backend for AdminBackend {
 
 /// Writes the metrics of counters in this process.
 fn write_memory_use(page: &mut Exposition, memory_use: MemoryUse) {
-    let MemoryUse { table_bytes, pool_bytes, overflowed, limits_in_use, limits_max } = memory_use;
+    let MemoryUse { table_bytes, pool_bytes, overflowed, limits_in_use, limits_max, carried_limits } =
+        memory_use;
     let (table, pool) = ("tidegate_store_table_bytes", "tidegate_store_pool_bytes");
     page.single(
         table,
@@ -165,6 +166,8 @@ fn write_memory_use(page: &mut Exposition, memory_use: MemoryUse) {
     page.single("tidegate_limits_in_use", MetricKind::Gauge, help, limits_in_use);
     let help = "Maximum number of distinct limits in use.";
     page.single("tidegate_limits_max", MetricKind::Gauge, help, limits_max);
+    let help = "Counters stored with their limit, which is neither in the policy nor in an override.";
+    page.single("tidegate_store_carried_limits", MetricKind::Gauge, help, carried_limits);
 }
 
 /// The socket and the token of the admin API, before it starts.

@@ -82,12 +82,12 @@ impl SlotWord {
     /// The word of an emptied slot. It equals no state, so a thread that read the slot before cannot replace it.
     pub(super) const VACANT: Self = Self::Pooled(WORD_MAX);
 
-    fn from_bits(bits: u64) -> Self {
+    pub(super) fn from_bits(bits: u64) -> Self {
         let content = bits & WORD_MAX;
         if bits & POOLED == 0 { Self::Packed(content) } else { Self::Pooled(content) }
     }
 
-    fn to_bits(self) -> u64 {
+    pub(super) fn to_bits(self) -> u64 {
         match self {
             Self::Packed(content) => content,
             Self::Pooled(content) => content | POOLED,

@@ -9,6 +9,10 @@
 //!                          searches for other limits continue past it
 //! ```
 //!
+//! Limits that nothing pins get at most half of the numbers: the other half is always there for policies and overrides.
+//! Requests may carry any number of limits; those without a number are stored beside their states, in slots with the
+//! number [`CARRIED`].
+//!
 //! A number is reused once nothing needs it: it is not pinned (by a policy or an override), and a sweep of the
 //! whole table (`reclaim`) has found no live counter with it. A decision takes no lock to look a number up, so the
 //! number may be retired, and belong to another limit, before the decision acts on it. Therefore a decision checks
@@ -21,15 +25,23 @@ use arc_swap::{ArcSwapOption, Guard};
 use tidegate_core::{CounterState, Limit, Timestamp};
 
 use super::cache_line::LIMITS;
+use super::carried::{SharedUsage, SharedUsageCell};
 use super::pool::Budget;
 use crate::store::StoreError;
 use crate::sync::{AtomicU64, Mutex, MutexGuard, Ordering};
 
 /// The number of limits that can have a number at once. Number 0 marks an empty slot.
 pub(super) const MAX_LIMITS: usize = LIMITS - 2;
+/// How many of them may be neither in a policy nor in an override.
+pub(super) const MAX_UNPINNED: usize = MAX_LIMITS / 2;
+/// The number in slots whose limit has none. Even, so that no limit has it as its first index; searches skip it.
+pub(super) const CARRIED: u16 = LIMITS as u16 - 2;
 /// Numbers of shared counters per limit, tried in this order: fewer if memory is short. New keys share counters when the
 /// table is full.
 const SHARED: [usize; 5] = [256, 64, 16, 4, 1];
+/// The number of groups of limits without a number by size: each is four times as large as the one before. They do not
+/// share counters, because the units of a large limit would use up a small one.
+const SIZES: usize = 8;
 const CHUNK: usize = if LIMITS < 64 { LIMITS } else { 64 };
 
 /// A counter that several keys share.
@@ -51,6 +63,10 @@ type Chunk = [NumberedLimit; CHUNK];
 pub(super) struct LimitRegistry {
     fingerprints: Box<[AtomicU64; LIMITS]>,
     chunks: Box<[OnceLock<Box<Chunk>>]>,
+    /// How many numbers may be in use without a pin, before a decision gets no new one.
+    max_unpinned: usize,
+    /// The counters of keys under limits without a number that share them, for each size of limits.
+    shared_usage: [OnceLock<Box<[SharedUsageCell]>>; SIZES],
     /// Locked while a number is assigned, pinned, retired or freed.
     usage: Arc<Mutex<Usage>>,
 }
@@ -73,6 +89,12 @@ pub struct RetainedLimits {
     /// The registry in which `numbers` are pinned, if there are any.
     usage: Option<Arc<Mutex<Usage>>>,
     numbers: Box<[u16]>,
+}
+
+impl Usage {
+    fn unpinned(&self) -> usize {
+        self.in_use - self.pins.len()
+    }
 }
 
 impl Drop for RetainedLimits {
@@ -101,10 +123,17 @@ enum SearchResult {
 
 impl LimitRegistry {
     pub(super) fn new() -> Self {
+        Self::with_max_unpinned(MAX_UNPINNED)
+    }
+
+    /// A registry that gives numbers to at most `max_unpinned` limits that nothing pins.
+    pub(super) fn with_max_unpinned(max_unpinned: usize) -> Self {
         let fingerprints: Box<[_]> = (0..LIMITS).map(|_| AtomicU64::new(0)).collect();
         Self {
             fingerprints: fingerprints.try_into().unwrap_or_else(|_| unreachable!("the length is LIMITS")),
             chunks: (0..LIMITS / CHUNK).map(|_| OnceLock::new()).collect(),
+            max_unpinned,
+            shared_usage: std::array::from_fn(|_| OnceLock::new()),
             usage: Arc::default(),
         }
     }
@@ -147,9 +176,14 @@ impl LimitRegistry {
         })
     }
 
-    /// The number of `limit`. Assigns one if it has none; `None` if all are in use.
+    /// The number of `limit`. Assigns one if it has none; `None` if too many are in use that nothing pins.
     pub(super) fn find_or_add(&self, limit: &Limit) -> Option<u16> {
-        self.add(&mut lock(&self.usage), limit)
+        let mut usage = lock(&self.usage);
+        match self.search(&usage, limit) {
+            SearchResult::Number(index) => Some(index as u16),
+            SearchResult::Free(_) if usage.unpinned() < self.max_unpinned => self.add(&mut usage, limit),
+            SearchResult::Free(_) | SearchResult::Nothing => None,
+        }
     }
 
     /// Searches for a limit, and revives its number if it is retired.
@@ -206,10 +240,15 @@ impl LimitRegistry {
         Ok((RetainedLimits { usage: Some(Arc::clone(&self.usage)), numbers }, new))
     }
 
-    /// The numbers in use, and the numbers assigned since the last sweep began.
-    pub(super) fn counts(&self) -> (usize, usize) {
+    /// The numbers in use.
+    pub(super) fn in_use(&self) -> usize {
+        lock(&self.usage).in_use
+    }
+
+    /// The numbers in use that nothing pins, and the numbers assigned since the last sweep began.
+    pub(super) fn unpinned_and_assigned(&self) -> (usize, usize) {
         let usage = lock(&self.usage);
-        (usage.in_use, usage.assigned)
+        (usage.unpinned(), usage.assigned)
     }
 
     /// Retires every number that is not pinned. From now on no decision assigns it to a counter, unless it looks up the limit
@@ -294,6 +333,17 @@ impl LimitRegistry {
         &cells[hash as usize % cells.len()]
     }
 
+    /// The shared counter of the key with this hash under a limit without a number.
+    pub(super) fn shared_usage(&self, limit: &Limit, budget: &Budget, hash: u64) -> &SharedUsageCell {
+        let size = limit.capacity().max(1).ilog2() as usize / 2;
+        let cells = self.shared_usage[size.min(SIZES - 1)].get_or_init(|| {
+            let cell_bytes = size_of::<SharedUsageCell>() as u64;
+            let cells = budget.take_carried_cells(SHARED.into_iter(), cell_bytes, SIZES as u64);
+            (0..cells).map(|_| SharedUsageCell::new(SharedUsage::default())).collect()
+        });
+        &cells[hash as usize % cells.len()]
+    }
+
     /// Resets the shared counters of a number. Returns false, and keeps the rest, if one of them is still live.
     fn clear_shared(&self, index: usize, limit: &Limit, budget: &Budget, now: Timestamp) -> bool {
         let Some(cells) = self.slot_of(index).shared.get() else { return true };
@@ -330,8 +380,10 @@ fn first_index(fingerprint: u64) -> usize {
     fingerprint as usize % LIMITS
 }
 
+/// Skips 0 and [`CARRIED`], the last even index.
 fn next_index(index: usize) -> usize {
-    (index + 1) % LIMITS + usize::from(index + 1 == LIMITS)
+    let next = index + 1 + usize::from(index + 1 == usize::from(CARRIED));
+    if next == LIMITS { 1 } else { next }
 }
 
 #[cfg(all(test, not(loom)))]

@@ -5,13 +5,15 @@ use std::sync::TryLockError;
 use smallvec::SmallVec;
 use tidegate_core::{Cost, CounterState, Ledger, Limit, Outcome, Timestamp};
 
-use super::cache_line::{LINES, LineLock, SlotWord, Tag};
-use super::limit_registry::SharedCell;
+use super::cache_line::{LINES, LineLock, Tag};
+use super::carried::{SharedUsage, SharedUsageCell};
+use super::limit_registry::{CARRIED, SharedCell};
 use super::metrics::StoreMetrics;
+use super::pool::PoolFull;
 use super::table::{CounterTable, LatestLimit, Slot, StateUnderLimit};
-use crate::sync::MutexGuard;
+use crate::sync::{Mutex, MutexGuard};
 
-/// A check ready to be decided: the hash of its key, the limit that applies and that limit's number.
+/// A check ready to be decided: the hash of its key, the limit that applies and that limit's number, or [`CARRIED`].
 #[derive(Clone, Copy, Debug)]
 pub(super) struct ResolvedCheck {
     pub(super) hash: u64,
@@ -33,6 +35,22 @@ enum CounterPlace {
 /// The index of a shared counter that is not locked yet.
 const UNLOCKED: usize = usize::MAX;
 
+/// A locked counter that several keys share.
+#[derive(Debug)]
+enum SharedLock<'t> {
+    Numbered(&'t SharedCell, MutexGuard<'t, CounterState>),
+    Carried(&'t SharedUsageCell, MutexGuard<'t, SharedUsage>),
+}
+
+/// Takes a lock if it is free.
+fn try_lock<T>(cell: &Mutex<T>) -> Option<MutexGuard<'_, T>> {
+    match cell.try_lock() {
+        Ok(guard) => Some(guard),
+        Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
+        Err(TryLockError::WouldBlock) => None,
+    }
+}
+
 /// Why the counters could not be locked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum LockError {
@@ -51,7 +69,7 @@ pub(super) struct LockedCounters<'t> {
     now: Timestamp,
     lines: SmallVec<[(usize, LineLock<'t>); 4]>,
     places: SmallVec<[CounterPlace; 4]>,
-    shared: SmallVec<[(&'t SharedCell, MutexGuard<'t, CounterState>); 1]>,
+    shared: SmallVec<[SharedLock<'t>; 1]>,
 }
 
 impl<'t> LockedCounters<'t> {
@@ -78,7 +96,10 @@ impl<'t> LockedCounters<'t> {
             let place = held.find_place(check)?;
             held.places.push(place.unwrap_or(CounterPlace::Shared(UNLOCKED)));
         }
-        if held.resolved.iter().any(|resolved| !table.limits.belongs_to(resolved.number, &resolved.limit)) {
+        let is_retired = |resolved: &ResolvedCheck| {
+            resolved.number != CARRIED && !table.limits.belongs_to(resolved.number, &resolved.limit)
+        };
+        if held.resolved.iter().any(is_retired) {
             return Err(LockError::Retired);
         }
         // Shared counters last, and without waiting: their holders wait for nothing.
@@ -92,17 +113,24 @@ impl<'t> LockedCounters<'t> {
     }
 
     fn lock_shared(&mut self, check: usize) -> Option<CounterPlace> {
-        let resolved = &self.resolved[check];
-        let cell = self.table.limits.shared(resolved.number, &self.table.pool.budget, resolved.hash);
-        if let Some(held) = self.shared.iter().position(|(held, _)| std::ptr::eq(*held, cell)) {
-            return Some(CounterPlace::Shared(held));
-        }
-        let guard = match cell.try_lock() {
-            Ok(guard) => guard,
-            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
-            Err(TryLockError::WouldBlock) => return None,
+        let ResolvedCheck { hash, limit, number } = &self.resolved[check];
+        let (limits, budget) = (&self.table.limits, &self.table.pool.budget);
+        let lock = if *number == CARRIED {
+            let cell = limits.shared_usage(limit, budget, *hash);
+            let is_this = |held: &SharedLock<'_>| matches!(held, SharedLock::Carried(held, _) if std::ptr::eq(*held, cell));
+            if let Some(held) = self.shared.iter().position(is_this) {
+                return Some(CounterPlace::Shared(held));
+            }
+            SharedLock::Carried(cell, try_lock(cell)?)
+        } else {
+            let cell = limits.shared(*number, budget, *hash);
+            let is_this = |held: &SharedLock<'_>| matches!(held, SharedLock::Numbered(held, _) if std::ptr::eq(*held, cell));
+            if let Some(held) = self.shared.iter().position(is_this) {
+                return Some(CounterPlace::Shared(held));
+            }
+            SharedLock::Numbered(cell, try_lock(cell)?)
         };
-        self.shared.push((cell, guard));
+        self.shared.push(lock);
         Some(CounterPlace::Shared(self.shared.len() - 1))
     }
 
@@ -120,7 +148,7 @@ impl<'t> LockedCounters<'t> {
             // Before its line was locked, another key may have taken a fresh slot behind the home.
             if self.still_owns(slot, resolved.hash, home) {
                 self.lock_word(slot);
-                return Ok(Some(CounterPlace::Slot(slot)));
+                return Ok(self.can_convert(resolved, slot).then_some(CounterPlace::Slot(slot)));
             }
         }
         // Prefer a slot that was never used: taking a fresh one makes its owner search for another.
@@ -150,7 +178,17 @@ impl<'t> LockedCounters<'t> {
     }
 
     fn claim(&self, resolved: &ResolvedCheck, slot: Slot) -> Option<CounterPlace> {
-        self.table.has_room_for(&resolved.limit, self.now).then_some(CounterPlace::Free(slot))
+        self.table.has_room_for(resolved, self.now).then_some(CounterPlace::Free(slot))
+    }
+
+    /// Whether there is room for the slot's counter under the check's limit. If not, the counter stays as it is, and the key
+    /// shares one under this limit.
+    fn can_convert(&self, resolved: &ResolvedCheck, slot: Slot) -> bool {
+        let counted = self.table.line(slot.line).tag(slot.slot).limit();
+        resolved.number != CARRIED
+            || self.table.counts_under(slot, resolved)
+            || counted == CARRIED && CounterTable::fits_word(&resolved.limit, self.now)
+            || self.table.has_room_for(resolved, self.now)
     }
 
     fn still_owns(&self, slot: Slot, hash: u64, home: usize) -> bool {
@@ -192,9 +230,11 @@ impl<'t> LockedCounters<'t> {
         for check in 0..self.resolved.len() {
             let CounterPlace::Slot(slot) = self.places[check] else { continue };
             let resolved = &self.resolved[check];
-            if self.table.line(slot.line).tag(slot.slot).limit() != resolved.number {
+            let counted = self.table.line(slot.line).tag(slot.slot).limit();
+            if counted != resolved.number || !self.table.counts_under(slot, resolved) {
                 let state = self.table.read(slot, resolved, self.now, Clone::clone);
                 self.write(check, slot, state);
+                self.lock_late(check);
             }
         }
     }
@@ -212,9 +252,13 @@ impl<'t> LockedCounters<'t> {
         {
             home.set_spilled(true);
         }
-        let place = if written.is_ok() { CounterPlace::Slot(slot) } else { CounterPlace::Shared(UNLOCKED) };
-        for (other, known) in self.resolved.iter().zip(&mut self.places) {
-            if other.hash == resolved.hash {
+        // If a carried limit does not fit, the slot still has its counter, and other checks of the key may use it.
+        let (place, is_only_this) = match written {
+            Ok(()) => (CounterPlace::Slot(slot), false),
+            Err(PoolFull) => (CounterPlace::Shared(UNLOCKED), resolved.number == CARRIED),
+        };
+        for (other, known) in self.places.iter_mut().enumerate() {
+            if other == check || !is_only_this && self.resolved[other].hash == resolved.hash {
                 *known = place;
             }
         }
@@ -225,11 +269,8 @@ impl<'t> LockedCounters<'t> {
         let resolved = &self.resolved[check];
         match self.places[check] {
             CounterPlace::Slot(slot) => {
-                let cache_line = self.table.line(slot.line);
-                if let (SlotWord::Pooled(place), true) =
-                    (cache_line.word(slot.slot), self.counts_under_its_limit(check))
-                {
-                    self.table.pool.change(place, |state| change(&resolved.limit, state));
+                if let Some((place, share)) = self.table.pooled_state(slot, resolved) {
+                    self.table.pool.change(place, share, |state| change(&resolved.limit, state));
                 } else {
                     let mut state = self.table.read(slot, resolved, self.now, Clone::clone);
                     change(&resolved.limit, &mut state);
@@ -245,23 +286,32 @@ impl<'t> LockedCounters<'t> {
             }
             CounterPlace::Shared(_) => {}
         }
-        // The pool may have filled up since the place was found. Do not wait then: at worst one unit of one new key is not
-        // counted.
+        self.lock_late(check);
+        if let CounterPlace::Shared(shared) = self.places[check] {
+            match self.shared.get_mut(shared) {
+                Some(SharedLock::Numbered(_, state)) => {
+                    self.table.pool.budget.change_shared(state, |state| change(&resolved.limit, state));
+                }
+                Some(SharedLock::Carried(_, usage)) => {
+                    usage.change(&resolved.limit, self.now, |state| change(&resolved.limit, state));
+                }
+                None => {}
+            }
+        }
+    }
+
+    /// Locks the shared counter of a check if its own counter has just turned out not to fit: the pool may have filled up
+    /// since the place was found. Does not wait: at worst one unit of one new key is not counted.
+    fn lock_late(&mut self, check: usize) {
         if let CounterPlace::Shared(UNLOCKED) = self.places[check] {
             self.places[check] = self.lock_shared(check).unwrap_or(CounterPlace::Shared(UNLOCKED));
-        }
-        if let CounterPlace::Shared(shared) = self.places[check]
-            && let Some((_, state)) = self.shared.get_mut(shared)
-        {
-            self.table.pool.budget.change_shared(state, |state| change(&resolved.limit, state));
         }
     }
 
     /// Whether a check has its own counter, and that counter uses the check's limit.
     pub(super) fn counts_under_its_limit(&self, check: usize) -> bool {
         let resolved = &self.resolved[check];
-        matches!(self.places[check], CounterPlace::Slot(slot)
-            if self.table.line(slot.line).tag(slot.slot).limit() == resolved.number)
+        matches!(self.places[check], CounterPlace::Slot(slot) if self.table.counts_under(slot, resolved))
     }
 }
 
@@ -273,7 +323,8 @@ impl Ledger for LockedCounters<'_> {
             CounterPlace::Slot(slot) => self.table.read(slot, resolved, self.now, evaluate),
             CounterPlace::Free(_) => evaluate(&CounterState::Unseen),
             CounterPlace::Shared(shared) => match self.shared.get(shared) {
-                Some((_, state)) => evaluate(state),
+                Some(SharedLock::Numbered(_, state)) => evaluate(state),
+                Some(SharedLock::Carried(_, usage)) => usage.evaluate(&resolved.limit, self.now, cost),
                 None => evaluate(&CounterState::Unseen),
             },
         }

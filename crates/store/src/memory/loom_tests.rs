@@ -10,8 +10,12 @@ const NOW: Timestamp = Timestamp::from_secs(1_800_000_000);
 
 /// A store with the smallest table and a fixed hash seed, as loom requires.
 fn store() -> Arc<MemoryStore> {
+    store_with(LimitRegistry::new(), 0)
+}
+
+fn store_with(limits: LimitRegistry, pool_bytes: u64) -> Arc<MemoryStore> {
     Arc::new(MemoryStore {
-        table: CounterTable::new(1, Pool::new(0)),
+        table: CounterTable::new(1, limits, Pool::new(pool_bytes)),
         hasher: KeyHasher::fixed(),
         overrides: Overrides::default(),
         metrics: StoreMetrics::default(),
@@ -70,6 +74,18 @@ fn loom_two_decisions_for_the_last_unit_of_a_known_key_admit_one() {
 }
 
 #[test]
+fn loom_two_decisions_under_a_carried_limit_admit_one() {
+    // With room for its counter, and without.
+    for pool_bytes in [1_024, 0] {
+        model_within(2, move |algorithm| {
+            let store = store_with(LimitRegistry::with_max_unpinned(0), pool_bytes);
+            assert_eq!(race(&store, algorithm, [&[b"a"], &[b"a"]], 1), 1);
+            assert_eq!(store.memory_use().carried_limits, u64::from(pool_bytes > 0));
+        });
+    }
+}
+
+#[test]
 fn loom_single_and_multi_check_decisions_on_one_key_admit_one() {
     model(|algorithm| {
         let store = store();
@@ -102,7 +118,7 @@ fn loom_peek_during_decision_sees_all_or_none_of_its_charges() {
         let limit = limit(algorithm, 2, 60);
         let both = [&b"b"[..], b"a"]
             .map(|client| Check::new(CounterKey::new(RuleId::named("rule"), client), &limit));
-        let seen = store.peek_now(&both, NOW).expect("there are few limits");
+        let seen = store.peek_now(&both, NOW);
         assert_eq!(seen.outcomes[0].remaining, seen.outcomes[1].remaining);
         assert!(decider.join().expect("the decider does not panic"));
     });

@@ -8,6 +8,7 @@
 #![allow(clippy::cast_possible_truncation, reason = "bits of hashes and tags are truncated on purpose")]
 
 mod cache_line;
+mod carried;
 mod fast_path;
 pub(crate) mod hash;
 mod heavy_hitters;
@@ -37,7 +38,7 @@ use hash::KeyHasher;
 use heavy_hitters::HeavyHitters;
 pub use heavy_hitters::HeavyKey;
 pub use limit_registry::RetainedLimits;
-use limit_registry::{LimitRegistry, MAX_LIMITS};
+use limit_registry::{CARRIED, LimitRegistry, MAX_LIMITS};
 use locked_path::{LockError, LockedCounters, ResolvedCheck};
 use metrics::StoreMetrics;
 use overrides::Overrides;
@@ -80,15 +81,21 @@ pub struct MemoryUse {
     pub limits_in_use: u64,
     /// How many distinct limits can have a number at once.
     pub limits_max: u64,
+    /// Counters that have their limit beside them, because it has no number.
+    pub carried_limits: u64,
 }
 
 impl MemoryStore {
     /// A store whose counters take at most `bytes`, and at least a few kilobytes. Bookkeeping takes less than 0.2 MB more.
     pub fn with_cap(bytes: usize) -> Self {
+        Self::with_limits(bytes, LimitRegistry::new())
+    }
+
+    fn with_limits(bytes: usize, limits: LimitRegistry) -> Self {
         let pool = Pool::new((bytes / POOL_SHARE) as u64);
         let lines = (bytes - bytes / POOL_SHARE) / size_of::<CacheLine>();
         Self {
-            table: CounterTable::new(lines, pool),
+            table: CounterTable::new(lines, limits, pool),
             hasher: KeyHasher::random(),
             overrides: Overrides::default(),
             metrics: StoreMetrics::default(),
@@ -114,8 +121,9 @@ impl MemoryStore {
             table_bytes: (self.table.slots() * SLOT_BYTES) as u64,
             pool_bytes: self.table.pool.used(),
             overflowed: self.metrics.overflows(),
-            limits_in_use: self.table.limits.counts().0 as u64,
+            limits_in_use: self.table.limits.in_use() as u64,
             limits_max: MAX_LIMITS as u64,
+            carried_limits: self.table.pool.carried_counters(),
         }
     }
 
@@ -143,20 +151,18 @@ impl MemoryStore {
         lookups
     }
 
-    /// Replaces presumed limit numbers by the actual ones, and assigns missing numbers. Returns whether any was different.
-    fn number_all(
-        &self,
-        checks: &[Check<'_>],
-        lookups: &mut [KeyLookup],
-        now: Timestamp,
-    ) -> Result<bool, StoreError> {
-        let mut is_another = false;
+    /// Replaces presumed limit numbers by the actual ones, and assigns missing numbers. Returns whether any was different, and
+    /// the fast path is worth another attempt.
+    fn number_all(&self, checks: &[Check<'_>], lookups: &mut [KeyLookup], now: Timestamp) -> bool {
+        let (mut is_another, mut is_carried) = (false, false);
         for (check, lookup) in checks.iter().zip(lookups) {
-            let number = self.table.number(check.limit, now)?;
+            let number = self.table.number(check.limit, now);
             is_another |= number != lookup.number;
+            // The state is in the pool.
+            is_carried |= number == CARRIED;
             lookup.number = number;
         }
-        Ok(is_another)
+        is_another && !is_carried
     }
 
     /// Charges a common check to a token bucket: this algorithm is small enough to be inlined into every caller.
@@ -228,10 +234,10 @@ impl MemoryStore {
         lookups: &mut [KeyLookup],
         now: Timestamp,
     ) -> Result<Decision, StoreError> {
-        if self.number_all(checks, lookups, now)? {
+        if self.number_all(checks, lookups, now) {
             self.decide_with(checks, lookups, now)
         } else {
-            self.decide_locked(checks, lookups, now)
+            Ok(self.decide_locked(checks, lookups, now))
         }
     }
 
@@ -287,25 +293,19 @@ impl MemoryStore {
     fn undo(&self, batch: &[&[Check<'_>]], decisions: impl Iterator<Item = Decision>, now: Timestamp) {
         let charged = batch.iter().zip(decisions).flat_map(|(checks, decision)| decision.refunds(checks));
         for refund in charged {
-            // A failed refund leaves the charge in place; the caller gets the first error.
-            let _ = self.refund_one(&refund, now);
+            self.refund_one(&refund, now);
         }
     }
 
     /// Decides with all locks taken first.
     #[cold]
     #[inline(never)]
-    fn decide_locked(
-        &self,
-        checks: &[Check<'_>],
-        lookups: &[KeyLookup],
-        now: Timestamp,
-    ) -> Result<Decision, StoreError> {
-        let decision = self.with_locks(self.in_force(checks, lookups, now)?, now, |locked| {
+    fn decide_locked(&self, checks: &[Check<'_>], lookups: &[KeyLookup], now: Timestamp) -> Decision {
+        let decision = self.with_locks(self.in_force(checks, lookups, now), now, |locked| {
             locked.adopt();
             decide(checks, now, locked)
-        })?;
-        Ok(self.sampled(checks, lookups, decision))
+        });
+        self.sampled(checks, lookups, decision)
     }
 
     fn sampled(&self, checks: &[Check<'_>], lookups: &[KeyLookup], decision: Decision) -> Decision {
@@ -321,15 +321,15 @@ impl MemoryStore {
         checks: &[Check<'_>],
         lookups: &[KeyLookup],
         now: Timestamp,
-    ) -> Result<SmallVec<[ResolvedCheck; 4]>, StoreError> {
+    ) -> SmallVec<[ResolvedCheck; 4]> {
         let mut resolved = SmallVec::new();
         for (check, KeyLookup { hash, number, .. }) in checks.iter().zip(lookups) {
             resolved.push(match self.overrides.in_force(&check.key, now) {
-                Some(limit) => ResolvedCheck { hash: *hash, limit, number: self.table.number(&limit, now)? },
+                Some(limit) => ResolvedCheck { hash: *hash, limit, number: self.table.number(&limit, now) },
                 None => ResolvedCheck { hash: *hash, limit: *check.limit, number: *number },
             });
         }
-        Ok(resolved)
+        resolved
     }
 
     /// Locks the counters of these keys and calls `act`.
@@ -338,43 +338,42 @@ impl MemoryStore {
         mut resolved: SmallVec<[ResolvedCheck; 4]>,
         now: Timestamp,
         act: impl FnOnce(&mut LockedCounters<'_>) -> R,
-    ) -> Result<R, StoreError> {
+    ) -> R {
         loop {
             let error = match LockedCounters::lock(&self.table, &self.metrics, &resolved, now) {
-                Ok(mut locked) => return Ok(act(&mut locked)),
+                Ok(mut locked) => return act(&mut locked),
                 Err(error) => error,
             };
             match error {
                 LockError::Busy => crate::sync::yield_now(),
                 LockError::Retired => {
                     for resolved in &mut resolved {
-                        resolved.number = self.table.number(&resolved.limit, now)?;
+                        resolved.number = self.table.number(&resolved.limit, now);
                     }
                 }
             }
         }
     }
 
-    fn peek_now(&self, checks: &[Check<'_>], now: Timestamp) -> Result<Decision, StoreError> {
+    fn peek_now(&self, checks: &[Check<'_>], now: Timestamp) -> Decision {
         let mut lookups = self.look_up_all(checks);
-        self.number_all(checks, &mut lookups, now)?;
-        let resolved = self.in_force(checks, &lookups, now)?;
+        self.number_all(checks, &mut lookups, now);
+        let resolved = self.in_force(checks, &lookups, now);
         self.with_locks(resolved, now, |locked| peek(checks, now, locked))
     }
 
     /// Refunds only if the counter still uses the limit of the charge.
-    fn refund_one(&self, refund: &Refund<'_>, now: Timestamp) -> Result<(), StoreError> {
+    fn refund_one(&self, refund: &Refund<'_>, now: Timestamp) {
         if self.overrides.may_affect(refund, now) {
-            return Ok(());
+            return;
         }
-        // A limit without a number has no counters.
-        let Some(number) = self.table.limits.find_or_revive(refund.limit) else { return Ok(()) };
+        let number = self.table.limits.find_or_revive(refund.limit).unwrap_or(CARRIED);
         let resolved = ResolvedCheck { hash: self.hasher.hash(&refund.key), limit: *refund.limit, number };
         self.with_locks(smallvec![resolved], now, |locked| {
             if locked.counts_under_its_limit(0) {
                 locked.change(0, |limit, state| limit.refund(state, refund.charged, now, refund.cost));
             }
-        })
+        });
     }
 
     /// Gives each of `limits` a number until the result is dropped, or changes nothing.
@@ -462,11 +461,14 @@ impl Store for MemoryStore {
     }
 
     async fn peek(&self, checks: &[Check<'_>], now: Timestamp) -> Result<Decision, StoreError> {
-        self.peek_now(checks, now)
+        Ok(self.peek_now(checks, now))
     }
 
     async fn refund(&self, refunds: &[Refund<'_>], now: Timestamp) -> Result<(), StoreError> {
-        refunds.iter().try_for_each(|refund| self.refund_one(refund, now))
+        for refund in refunds {
+            self.refund_one(refund, now);
+        }
+        Ok(())
     }
 
     async fn reset(&self, key: CounterKey<'_>) -> Result<(), StoreError> {

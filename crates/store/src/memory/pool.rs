@@ -1,79 +1,135 @@
-//! States that do not fit a word: logs and extreme values. All of them count towards the cap.
+//! States that do not fit a word (logs and extreme values), and counters whose limit has no number. All of them count
+//! towards the cap.
 
 use std::sync::{OnceLock, PoisonError};
 
 use tidegate_core::CounterState;
 
+use super::carried::CarriedCounter;
 use crate::sync::{AtomicU64, Mutex, MutexGuard, Ordering};
 
-const CHUNK: usize = 1_024;
-/// The size of a state without its heap bytes.
-const CELL_BYTES: u64 = size_of::<Mutex<CounterState>>() as u64;
+const CHUNK: usize = if cfg!(loom) { 4 } else { 1_024 };
+/// The size of an entry without its heap bytes.
+const CELL_BYTES: u64 = size_of::<Mutex<PoolEntry>>() as u64;
 /// One part in this many is reserved for shared counters.
 const SHARED_PART: u64 = 8;
+/// One part in this many of the rest is for carried limits at most, so that the logs of numbered limits find room.
+const CARRIED_PART: u64 = 2;
+
+/// The content of a place.
+#[derive(Debug)]
+enum PoolEntry {
+    State(CounterState),
+    Carried(CarriedCounter),
+}
+
+impl PoolEntry {
+    const EMPTY: Self = Self::State(CounterState::Unseen);
+}
+
+/// The limits that use a part of the budget.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum PoolShare {
+    /// Limits with a number.
+    Numbered,
+    /// Limits without a number.
+    Carried,
+}
 
 /// Bytes for states that are not in slots.
 #[derive(Debug)]
 pub(super) struct Budget {
     bytes: u64,
     used: AtomicU64,
+    /// The part of `used` for carried limits.
+    carried: AtomicU64,
 }
 
 impl Budget {
     pub(super) fn new(bytes: u64) -> Self {
-        Self { bytes, used: AtomicU64::new(0) }
+        Self { bytes, used: AtomicU64::new(0), carried: AtomicU64::new(0) }
     }
 
     /// Takes cells for shared counters: the first of `numbers` that fits the budget, or one cell.
     pub(super) fn take_cells(&self, numbers: impl Iterator<Item = usize>) -> usize {
+        self.take_first(numbers, CELL_BYTES)
+    }
+
+    /// Takes cells of `cell_bytes` for counters shared under carried limits, for one of `groups`: all groups together leave
+    /// half of the reserve to numbered limits.
+    pub(super) fn take_carried_cells(
+        &self,
+        numbers: impl Iterator<Item = usize>,
+        cell_bytes: u64,
+        groups: u64,
+    ) -> usize {
+        let max = self.bytes / SHARED_PART / 2 / groups;
+        self.take_first(numbers.filter(|cells| *cells as u64 * cell_bytes <= max), cell_bytes)
+    }
+
+    fn take_first(&self, numbers: impl Iterator<Item = usize>, cell_bytes: u64) -> usize {
         let mut numbers = numbers;
-        let fitting = numbers.find(|cells| self.used() + *cells as u64 * CELL_BYTES <= self.bytes);
+        let fitting = numbers.find(|cells| self.used() + *cells as u64 * cell_bytes <= self.bytes);
         let cells = fitting.unwrap_or(1);
-        self.used.fetch_add(cells as u64 * CELL_BYTES, Ordering::Relaxed);
+        self.used.fetch_add(cells as u64 * cell_bytes, Ordering::Relaxed);
         cells
     }
 
     /// Changes a shared state; it grows only within the budget.
     pub(super) fn change_shared(&self, state: &mut CounterState, change: impl FnOnce(&mut CounterState)) {
-        self.change(self.bytes, state, change);
+        let grown = state.heap_bytes() as u64;
+        self.change(PoolShare::Numbered, self.used() + grown <= self.bytes, state, change);
     }
 
-    fn change<R>(
+    /// Changes a state. If it `may_grow`, its memory may double, as that of a growing log does.
+    fn change(
         &self,
-        max: u64,
+        share: PoolShare,
+        may_grow: bool,
         state: &mut CounterState,
-        change: impl FnOnce(&mut CounterState) -> R,
-    ) -> R {
+        change: impl FnOnce(&mut CounterState),
+    ) {
         let before = state.heap_bytes() as u64;
-        // A growing log doubles its memory.
-        if self.used() + before > max {
+        if !may_grow {
             state.make_room();
         }
-        let result = change(state);
-        let after = state.heap_bytes() as u64;
-        self.used.fetch_add(after.wrapping_sub(before), Ordering::Relaxed);
-        result
+        change(state);
+        self.add(share, (state.heap_bytes() as u64).wrapping_sub(before));
+    }
+
+    /// Adds bytes, or subtracts them if `bytes` has wrapped around.
+    fn add(&self, share: PoolShare, bytes: u64) {
+        self.used.fetch_add(bytes, Ordering::Relaxed);
+        if share == PoolShare::Carried {
+            self.carried.fetch_add(bytes, Ordering::Relaxed);
+        }
+    }
+
+    /// Whether so many more bytes fit, outside the reserve for shared counters.
+    fn has_room(&self, share: PoolShare, bytes: u64) -> bool {
+        let max = self.bytes - self.bytes / SHARED_PART;
+        self.used() + bytes <= max
+            && (share == PoolShare::Numbered
+                || self.carried.load(Ordering::Relaxed) + bytes <= max / CARRIED_PART)
     }
 
     fn used(&self) -> u64 {
         self.used.load(Ordering::Relaxed)
     }
-
-    fn place_bytes(&self) -> u64 {
-        self.bytes - self.bytes / SHARED_PART
-    }
 }
 
-/// Places for states, allocated and freed one by one, within a budget of bytes.
+/// Places for entries, allocated and freed one by one, within a budget of bytes.
 #[derive(Debug)]
 pub(super) struct Pool {
     chunks: Box<[Chunk]>,
     free: Mutex<FreeList>,
+    /// The number of carried counters.
+    counters: AtomicU64,
     pub(super) budget: Budget,
 }
 
 /// Allocated when its first place is used.
-type Chunk = OnceLock<Box<[Mutex<CounterState>]>>;
+type Chunk = OnceLock<Box<[Mutex<PoolEntry>]>>;
 
 /// Freed places, and the first place never used.
 #[derive(Debug, Default)]
@@ -92,6 +148,7 @@ impl Pool {
         Self {
             chunks: (0..places.div_ceil(CHUNK)).map(|_| OnceLock::new()).collect(),
             free: Mutex::new(FreeList::default()),
+            counters: AtomicU64::new(0),
             budget: Budget::new(budget),
         }
     }
@@ -101,23 +158,36 @@ impl Pool {
         self.budget.used()
     }
 
-    /// Whether one more small state fits.
-    pub(super) fn has_room(&self) -> bool {
-        self.used() + 2 * CELL_BYTES <= self.budget.place_bytes()
+    /// The number of counters that have their limits beside them.
+    pub(super) fn carried_counters(&self) -> u64 {
+        self.counters.load(Ordering::Relaxed)
+    }
+
+    /// Whether one more small state fits; with its limit, if that is carried.
+    pub(super) fn has_room(&self, share: PoolShare) -> bool {
+        let cells = if share == PoolShare::Carried { 3 } else { 2 };
+        self.budget.has_room(share, cells * CELL_BYTES)
     }
 
     /// Stores a state in a place of its own.
-    pub(super) fn insert(&self, state: CounterState) -> Result<u64, PoolFull> {
-        let bytes = CELL_BYTES + state.heap_bytes() as u64;
-        let place = self.take_place(bytes).ok_or(PoolFull)?;
-        *self.cell(place) = state;
+    pub(super) fn insert(&self, state: CounterState, share: PoolShare) -> Result<u64, PoolFull> {
+        let place = self.take_place(share, CELL_BYTES + state.heap_bytes() as u64)?;
+        *self.cell(place) = PoolEntry::State(state);
         Ok(place)
     }
 
-    fn take_place(&self, bytes: u64) -> Option<u64> {
+    /// Stores a counter in a place of its own.
+    pub(super) fn insert_counter(&self, counter: CarriedCounter) -> Result<u64, PoolFull> {
+        let place = self.take_place(PoolShare::Carried, CELL_BYTES)?;
+        self.set_counter(place, counter);
+        self.counters.fetch_add(1, Ordering::Relaxed);
+        Ok(place)
+    }
+
+    fn take_place(&self, share: PoolShare, bytes: u64) -> Result<u64, PoolFull> {
         let mut free = self.free.lock().unwrap_or_else(PoisonError::into_inner);
-        if self.used() + bytes > self.budget.place_bytes() {
-            return None;
+        if !self.budget.has_room(share, bytes) {
+            return Err(PoolFull);
         }
         let place = free.returned.pop().or_else(|| {
             let next = free.next;
@@ -125,33 +195,68 @@ impl Pool {
                 free.next += 1;
                 next
             })
-        })?;
-        self.budget.used.fetch_add(bytes, Ordering::Relaxed);
-        Some(u64::from(place))
+        });
+        let place = place.ok_or(PoolFull)?;
+        self.budget.add(share, bytes);
+        Ok(u64::from(place))
     }
 
-    /// Frees a place.
+    /// Frees a place: of a state under a numbered limit, or of a counter with its limit.
     pub(super) fn remove(&self, place: u64) {
-        let state = std::mem::take(&mut *self.cell(place));
-        self.budget.used.fetch_sub(CELL_BYTES + state.heap_bytes() as u64, Ordering::Relaxed);
+        let Some(counter) = self.carried(place) else {
+            return self.remove_state(place, PoolShare::Numbered);
+        };
+        if let Some(state) = counter.state_place() {
+            self.remove_state(state, PoolShare::Carried);
+        }
+        self.remove_state(place, PoolShare::Carried);
+        self.counters.fetch_sub(1, Ordering::Relaxed);
+    }
+
+    /// Frees one place.
+    pub(super) fn remove_state(&self, place: u64, share: PoolShare) {
+        let heap_bytes = match std::mem::replace(&mut *self.cell(place), PoolEntry::EMPTY) {
+            PoolEntry::State(state) => state.heap_bytes() as u64,
+            PoolEntry::Carried(_) => 0,
+        };
+        self.budget.add(share, 0_u64.wrapping_sub(CELL_BYTES + heap_bytes));
         let mut free = self.free.lock().unwrap_or_else(PoisonError::into_inner);
         free.returned.extend(u32::try_from(place));
     }
 
     /// Reads the state of a place.
     pub(super) fn read<R>(&self, place: u64, read: impl FnOnce(&CounterState) -> R) -> R {
-        read(&self.cell(place))
+        match &*self.cell(place) {
+            PoolEntry::State(state) => read(state),
+            PoolEntry::Carried(_) => read(&CounterState::Unseen),
+        }
+    }
+
+    /// The counter of a place, if it has a limit beside it.
+    pub(super) fn carried(&self, place: u64) -> Option<CarriedCounter> {
+        match &*self.cell(place) {
+            PoolEntry::State(_) => None,
+            PoolEntry::Carried(counter) => Some(*counter),
+        }
+    }
+
+    /// Replaces the counter of a place.
+    pub(super) fn set_counter(&self, place: u64, counter: CarriedCounter) {
+        *self.cell(place) = PoolEntry::Carried(counter);
     }
 
     /// Changes the state of a place; it grows only within the budget.
-    pub(super) fn change<R>(&self, place: u64, change: impl FnOnce(&mut CounterState) -> R) -> R {
-        self.budget.change(self.budget.place_bytes(), &mut self.cell(place), change)
+    pub(super) fn change(&self, place: u64, share: PoolShare, change: impl FnOnce(&mut CounterState)) {
+        if let PoolEntry::State(state) = &mut *self.cell(place) {
+            let may_grow = self.budget.has_room(share, state.heap_bytes() as u64);
+            self.budget.change(share, may_grow, state, change);
+        }
     }
 
-    fn cell(&self, place: u64) -> MutexGuard<'_, CounterState> {
+    fn cell(&self, place: u64) -> MutexGuard<'_, PoolEntry> {
         let place = usize::try_from(place).unwrap_or(usize::MAX);
         let chunk = self.chunks[place / CHUNK]
-            .get_or_init(|| (0..CHUNK).map(|_| Mutex::new(CounterState::Unseen)).collect());
+            .get_or_init(|| (0..CHUNK).map(|_| Mutex::new(PoolEntry::EMPTY)).collect());
         chunk[place % CHUNK].lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -163,12 +268,18 @@ mod tests {
     use super::*;
 
     #[test]
+    fn pool_cell_of_a_state_or_a_carried_counter_takes_64_bytes() {
+        assert_eq!(CELL_BYTES, 64);
+    }
+
+    #[test]
     fn pool_freed_place_is_reused_within_the_budget() {
         let pool = Pool::new(16 * CELL_BYTES);
-        let places: Vec<_> = (0..14).map(|_| pool.insert(CounterState::Unseen).unwrap()).collect();
-        assert_eq!(pool.insert(CounterState::Unseen), Err(PoolFull));
+        let places: Vec<_> =
+            (0..14).map(|_| pool.insert(CounterState::Unseen, PoolShare::Numbered).unwrap()).collect();
+        assert_eq!(pool.insert(CounterState::Unseen, PoolShare::Numbered), Err(PoolFull));
         pool.remove(places[3]);
-        assert_eq!(pool.insert(CounterState::Unseen), Ok(places[3]));
+        assert_eq!(pool.insert(CounterState::Unseen, PoolShare::Numbered), Ok(places[3]));
         assert_eq!(
             pool.budget.take_cells([4, 2, 1].into_iter()),
             2,
@@ -185,11 +296,12 @@ mod tests {
     fn pool_log_out_of_memory_gets_coarser_and_never_admits_more() {
         let limit = Limit::new(Algorithm::SlidingLog, Spec::new(1_000, TimeSpan::from_secs(60))).unwrap();
         let pool = Pool::new((CELL_BYTES + 2_000) / 7 * 8);
-        let place = pool.insert(CounterState::Unseen).unwrap();
+        let place = pool.insert(CounterState::Unseen, PoolShare::Numbered).unwrap();
         let start = Timestamp::from_secs(1_700_000_000);
         for n in 0..1_000 {
             let now = start + TimeSpan::from_millis(n);
-            let outcome = pool.change(place, |state| limit.step(state, now, Cost::ONE));
+            let outcome = pool.read(place, |state| limit.evaluate(state, now, Cost::ONE));
+            pool.change(place, PoolShare::Numbered, |state| limit.charge(state, now, Cost::ONE));
             assert_eq!(outcome.remaining, 999 - n);
             assert!(pool.used() <= CELL_BYTES + 2_000, "{} bytes after {n}", pool.used());
         }

@@ -8,22 +8,23 @@
 //! line, and has checked under that lock that the number is not retired. If it locked the line before the sweep, the sweep
 //! finds the slot. If it locked the line after the sweep, the check finds that the number is retired.
 //!
-//! The cost is spread over the operations that cause it: once half of all numbers are in use, every new number sweeps a
-//! small part of the table. A policy or an override that finds too few free numbers sweeps the whole table.
+//! The cost is spread over the operations that cause it: once half of all numbers are in use without a pin, every check
+//! whose limit has no number sweeps a small part of the table. A policy or an override that finds too few free numbers
+//! sweeps the whole table.
+//!
+//! A sweep also empties the slots of carried limits whose state equals an unused one.
 
 use std::sync::{PoisonError, TryLockError};
 
 use tidegate_core::{Limit, TimeSpan, Timestamp};
 
 use super::cache_line::{LIMITS, SLOTS};
-use super::limit_registry::{LimitRegistry, MAX_LIMITS};
+use super::limit_registry::{CARRIED, LimitRegistry, MAX_LIMITS, MAX_UNPINNED};
 use super::table::CounterTable;
-use crate::store::StoreError;
 
-/// No sweep starts with fewer numbers in use.
-const SWEEP_FROM: usize = MAX_LIMITS / 2;
-/// A new number sweeps one part in this many. A sweep that begins when half of the numbers are in use ends when three
-/// quarters are.
+/// No sweep starts with fewer numbers in use that nothing pins: new limits still get numbers.
+const SWEEP_FROM: usize = MAX_UNPINNED;
+/// A check whose limit has no number sweeps one part in this many.
 const PARTS: usize = if MAX_LIMITS < 4 { 1 } else { MAX_LIMITS / 4 };
 /// The next sweep starts after this many assigned numbers, or after this interval.
 const MIN_ASSIGNED: usize = MAX_LIMITS / 8;
@@ -45,27 +46,22 @@ pub(super) struct Sweep {
 }
 
 impl CounterTable {
-    /// The number of `limit`; assigns one if it has none.
+    /// The number of `limit`; assigns one if it has none. [`CARRIED`] if none is left for a limit that nothing pins.
     #[expect(clippy::inline_always, reason = "a few instructions of every decision")]
     #[inline(always)]
-    pub(super) fn number(&self, limit: &Limit, now: Timestamp) -> Result<u16, StoreError> {
+    pub(super) fn number(&self, limit: &Limit, now: Timestamp) -> u16 {
         let presumed = LimitRegistry::presumed_number(limit);
-        if self.limits.belongs_to(presumed, limit) { Ok(presumed) } else { self.find_number(limit, now) }
+        if self.limits.belongs_to(presumed, limit) { presumed } else { self.find_number(limit, now) }
     }
 
     #[cold]
-    fn find_number(&self, limit: &Limit, now: Timestamp) -> Result<u16, StoreError> {
+    fn find_number(&self, limit: &Limit, now: Timestamp) -> u16 {
         if let Some(number) = self.limits.find(limit) {
-            return Ok(number);
+            return number;
         }
-        let number = self.limits.find_or_add(limit);
+        // First, so that the sweep does not retire the new number.
         self.reclaim_parts(1, now);
-        let number = number.or_else(|| self.limits.find_or_add(limit));
-        number.ok_or_else(|| StoreError::TooManyLimits {
-            new: 1,
-            in_use: self.limits.counts().0,
-            max: MAX_LIMITS,
-        })
+        self.limits.find_or_add(limit).unwrap_or(CARRIED)
     }
 
     /// Sweeps `parts` of the table, if a sweep is due.
@@ -77,10 +73,10 @@ impl CounterTable {
             Err(TryLockError::WouldBlock) => return,
         };
         if sweep.next.is_none() {
-            let (in_use, assigned) = self.limits.counts();
+            let (unpinned, assigned) = self.limits.unpinned_and_assigned();
             let long_ago = |began: Timestamp| now < began || now.since(began) >= MIN_INTERVAL;
             let is_due = assigned >= MIN_ASSIGNED || sweep.began.is_none_or(long_ago);
-            if parts == 0 || in_use < SWEEP_FROM || !is_due {
+            if parts == 0 || unpinned < SWEEP_FROM || !is_due {
                 return;
             }
             self.begin(&mut sweep, now);
@@ -124,6 +120,10 @@ impl CounterTable {
         let locked = self.line(line).lock();
         for slot in 0..SLOTS {
             let number = locked.tag(slot).limit();
+            if number == CARRIED && self.is_fresh(&locked, slot, now) {
+                self.clear(&locked, slot);
+                continue;
+            }
             let is_live = &mut live_numbers[usize::from(number)];
             if *is_live || !self.limits.is_retired(number) {
                 continue;

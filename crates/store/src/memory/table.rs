@@ -4,14 +4,16 @@
 //! behind it, and the home is marked as spilled. A slot whose state equals an unused one is free for other keys; nothing is
 //! moved or grown. If all sixteen lines are full, the key has no slot.
 
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::ops::Range;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
-use tidegate_core::{Cost, CounterState, Limit, Timestamp};
+use tidegate_core::{Cost, CounterState, Limit, TimeSpan, Timestamp};
 
 use super::cache_line::{CacheLine, LINES, LineLock, SLOTS, SlotWord, Tag};
-use super::limit_registry::LimitRegistry;
+use super::carried::{CarriedCounter, CompactLimit};
+use super::limit_registry::{CARRIED, LimitRegistry};
 use super::locked_path::ResolvedCheck;
-use super::pool::{Pool, PoolFull};
+use super::pool::{Pool, PoolFull, PoolShare};
 use super::prefetch::{in_huge_pages, prefetch};
 use super::reclaim::Sweep;
 use crate::sync::Mutex;
@@ -24,8 +26,7 @@ pub(super) struct CounterTable {
     homes: usize,
     pub(super) limits: LimitRegistry,
     pub(super) pool: Pool,
-    /// The progress of the sweep for pooled states.
-    swept: AtomicUsize,
+    pool_sweep: PoolSweep,
     /// The progress of the sweep for numbers of limits.
     pub(super) sweep: Mutex<Sweep>,
 }
@@ -33,8 +34,34 @@ pub(super) struct CounterTable {
 /// Times are packed relative to 2026-01-01, which leaves room for decades.
 pub(super) const ORIGIN: Timestamp = Timestamp::from_secs(1_767_225_600);
 
-/// Lines per sweep for pooled states: microseconds of work.
+/// Lines per step of the sweep for pooled states: microseconds of work.
 const SWEEP_LINES: usize = 512;
+/// While the pool stays full, the table is swept for pooled states at most this often.
+const SWEEP_INTERVAL: TimeSpan = TimeSpan::from_secs(1);
+
+/// The progress of the sweep for pooled states.
+#[derive(Debug, Default)]
+struct PoolSweep {
+    next: AtomicUsize,
+    /// When the sweep began, in microseconds.
+    began: AtomicU64,
+}
+
+impl PoolSweep {
+    /// The next of `count` lines to sweep.
+    fn next_lines(&self, count: usize, now: Timestamp) -> Range<usize> {
+        if self.next.load(Ordering::Relaxed) >= count {
+            let began = Timestamp::from_micros(self.began.load(Ordering::Relaxed));
+            if began <= now && now.since(began) < SWEEP_INTERVAL {
+                return 0..0;
+            }
+            self.next.store(0, Ordering::Relaxed);
+            self.began.store(now.as_micros(), Ordering::Relaxed);
+        }
+        let first = self.next.fetch_add(SWEEP_LINES, Ordering::Relaxed).min(count);
+        first..(first + SWEEP_LINES).min(count)
+    }
+}
 
 /// A slot of a line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -45,7 +72,7 @@ pub(super) struct Slot {
 
 impl CounterTable {
     /// A table of at least sixteen lines.
-    pub(super) fn new(lines: usize, pool: Pool) -> Self {
+    pub(super) fn new(lines: usize, limits: LimitRegistry, pool: Pool) -> Self {
         let count = lines.max(LINES);
         let mut lines = Vec::with_capacity(count);
         in_huge_pages(&mut lines);
@@ -54,9 +81,9 @@ impl CounterTable {
         Self {
             lines: lines.into_boxed_slice(),
             homes,
-            limits: LimitRegistry::new(),
+            limits,
             pool,
-            swept: AtomicUsize::new(0),
+            pool_sweep: PoolSweep::default(),
             sweep: Mutex::default(),
         }
     }
@@ -132,6 +159,9 @@ impl CounterTable {
         let mut slots = (0..SLOTS).map(|slot| Slot { line, slot });
         slots.find(|slot| {
             let number = bucket.tag(slot.slot).limit();
+            if number == CARRIED {
+                return !taken(*slot) && self.is_fresh(bucket, slot.slot, now);
+            }
             if latest.0 != number {
                 let Some(limit) = self.limits.limit(number).as_deref().copied() else { return false };
                 *latest = LatestLimit(number, limit);
@@ -143,14 +173,63 @@ impl CounterTable {
     /// Whether the state of a slot of a locked line equals an unused one; false for an empty slot.
     #[inline(never)]
     pub(super) fn is_fresh(&self, bucket: &CacheLine, slot: usize, now: Timestamp) -> bool {
+        self.read_own(bucket, slot, |limit, state| limit.is_fresh(state, now)).unwrap_or(false)
+    }
+
+    /// Reads the state of a slot of a locked line, and the limit under which it is counted; `None` for an empty slot.
+    fn read_own<R>(
+        &self,
+        bucket: &CacheLine,
+        slot: usize,
+        read: impl FnOnce(&Limit, &CounterState) -> R,
+    ) -> Option<R> {
+        if let Some(counter) = self.carried(bucket, slot) {
+            let limit = counter.limit().restore()?;
+            return Some(self.pool.read_carried(&counter, &limit, |state| read(&limit, state)));
+        }
         let limit = self.limits.limit(bucket.tag(slot).limit());
-        limit.as_deref().is_some_and(|limit| self.is_fresh_under(limit, bucket, slot, now))
+        let limit = limit.as_deref()?;
+        Some(match bucket.word(slot) {
+            SlotWord::Packed(word) => read(limit, &limit.unpack(word, ORIGIN)),
+            SlotWord::Pooled(place) => self.pool.read(place, |state| read(limit, state)),
+        })
     }
 
     fn is_fresh_under(&self, limit: &Limit, bucket: &CacheLine, slot: usize, now: Timestamp) -> bool {
         match bucket.word(slot) {
             SlotWord::Packed(word) => limit.is_fresh(&limit.unpack(word, ORIGIN), now),
             SlotWord::Pooled(place) => self.pool.read(place, |state| limit.is_fresh(state, now)),
+        }
+    }
+
+    /// The counter of a slot of a locked line, if its limit has no number.
+    fn carried(&self, bucket: &CacheLine, slot: usize) -> Option<CarriedCounter> {
+        match (bucket.tag(slot).limit(), bucket.word(slot)) {
+            (CARRIED, SlotWord::Pooled(place)) => self.pool.carried(place),
+            _ => None,
+        }
+    }
+
+    /// Whether the state of a slot of a locked line is counted under the requested limit.
+    pub(super) fn counts_under(&self, slot: Slot, resolved: &ResolvedCheck) -> bool {
+        let bucket = self.line(slot.line);
+        match self.carried(bucket, slot.slot) {
+            Some(counter) => *counter.limit() == CompactLimit::new(&resolved.limit),
+            None => bucket.tag(slot.slot).limit() == resolved.number,
+        }
+    }
+
+    /// The place of a state in the pool, if the slot of a locked line has one and is counted under the requested limit and
+    /// number.
+    pub(super) fn pooled_state(&self, slot: Slot, resolved: &ResolvedCheck) -> Option<(u64, PoolShare)> {
+        let bucket = self.line(slot.line);
+        if bucket.tag(slot.slot).limit() != resolved.number || !self.counts_under(slot, resolved) {
+            return None;
+        }
+        match (self.carried(bucket, slot.slot), bucket.word(slot.slot)) {
+            (Some(counter), _) => counter.state_place().map(|place| (place, PoolShare::Carried)),
+            (None, SlotWord::Pooled(place)) => Some((place, PoolShare::Numbered)),
+            (None, SlotWord::Packed(_)) => None,
         }
     }
 
@@ -163,6 +242,9 @@ impl CounterTable {
         read: impl FnOnce(&CounterState) -> R,
     ) -> R {
         let bucket = self.line(slot.line);
+        if let Some(counter) = self.carried(bucket, slot.slot) {
+            return self.read_carried(&counter, limit, now, read);
+        }
         let counted = bucket.tag(slot.slot).limit();
         let other = (counted != *number).then(|| self.limits.limit(counted));
         let old = other.as_ref().and_then(|other| other.as_deref());
@@ -179,7 +261,46 @@ impl CounterTable {
         }
     }
 
-    /// Writes a state into a slot of a locked line. Empties the slot if the state fits neither a word nor the pool.
+    fn read_carried<R>(
+        &self,
+        counter: &CarriedCounter,
+        limit: &Limit,
+        now: Timestamp,
+        read: impl FnOnce(&CounterState) -> R,
+    ) -> R {
+        if *counter.limit() == CompactLimit::new(limit) {
+            return self.pool.read_carried(counter, limit, read);
+        }
+        let old = counter.limit().restore();
+        let rebased = old.map_or(CounterState::Unseen, |old| {
+            limit.rebase(&old, self.pool.read_carried(counter, &old, Clone::clone), now)
+        });
+        read(&rebased)
+    }
+
+    /// Writes a state into a slot of a locked line, under a limit without a number. Changes nothing if the pool is full.
+    fn write_carried(
+        &self,
+        line: &LineLock<'_>,
+        slot: usize,
+        tag: Tag,
+        StateUnderLimit { limit, state }: StateUnderLimit<'_>,
+    ) -> Result<(), PoolFull> {
+        match line.word(slot) {
+            SlotWord::Pooled(place) if self.carried(line, slot).is_some() => {
+                self.pool.replace_carried(place, limit, state)
+            }
+            _ => {
+                let place = self.pool.insert_carried(limit, state)?;
+                self.clear(line, slot);
+                line.set(slot, tag, SlotWord::Pooled(place));
+                Ok(())
+            }
+        }
+    }
+
+    /// Writes a state into a slot of a locked line. Empties the slot if the state fits neither a word nor the pool. A carried
+    /// limit that does not fit changes nothing.
     pub(super) fn write(
         &self,
         line: &LineLock<'_>,
@@ -187,6 +308,9 @@ impl CounterTable {
         tag: Tag,
         counted: StateUnderLimit<'_>,
     ) -> Result<(), PoolFull> {
+        if tag.limit() == CARRIED {
+            return self.write_carried(line, slot, tag, counted);
+        }
         let packed = counted.limit.pack(&counted.state, ORIGIN);
         match (packed, line.word(slot), line.tag(slot) == Tag::EMPTY) {
             (Some(word), SlotWord::Pooled(place), false) => {
@@ -210,7 +334,7 @@ impl CounterTable {
         tag: Tag,
         state: CounterState,
     ) -> Result<(), PoolFull> {
-        match self.pool.insert(state) {
+        match self.pool.insert(state, PoolShare::Numbered) {
             Ok(place) => line.set(slot, tag, SlotWord::Pooled(place)),
             Err(full) => {
                 line.set(slot, Tag::EMPTY, SlotWord::VACANT);
@@ -221,23 +345,37 @@ impl CounterTable {
     }
 
     /// Whether the first state of a new key can be stored. If the pool is full, sweeps a few lines for expired pooled states.
-    pub(super) fn has_room_for(&self, limit: &Limit, now: Timestamp) -> bool {
-        let mut first = CounterState::Unseen;
-        limit.charge(&mut first, now, Cost::ONE);
-        if limit.pack(&first, ORIGIN).is_some() || self.pool.has_room() {
+    pub(super) fn has_room_for(
+        &self,
+        ResolvedCheck { limit, number, .. }: &ResolvedCheck,
+        now: Timestamp,
+    ) -> bool {
+        let share = if *number == CARRIED { PoolShare::Carried } else { PoolShare::Numbered };
+        if share == PoolShare::Numbered && Self::fits_word(limit, now) || self.pool.has_room(share) {
             return true;
         }
-        let start = self.swept.fetch_add(SWEEP_LINES, Ordering::Relaxed);
-        for line in start..start + SWEEP_LINES {
+        self.sweep_pooled(now);
+        self.pool.has_room(share)
+    }
+
+    /// Whether the first state of a new key under this limit fits a word.
+    pub(super) fn fits_word(limit: &Limit, now: Timestamp) -> bool {
+        let mut first = CounterState::Unseen;
+        limit.charge(&mut first, now, Cost::ONE);
+        limit.pack(&first, ORIGIN).is_some()
+    }
+
+    /// Empties slots of the next few lines whose state is in the pool and has expired.
+    fn sweep_pooled(&self, now: Timestamp) {
+        for line in self.pool_sweep.next_lines(self.line_count(), now) {
             // Skip a locked line; a later sweep visits it.
-            let Some(line) = self.line(line % self.lines.len()).try_lock() else { continue };
+            let Some(line) = self.line(line).try_lock() else { continue };
             for slot in 0..SLOTS {
                 if matches!(line.word(slot), SlotWord::Pooled(_)) && self.is_fresh(&line, slot, now) {
                     self.clear(&line, slot);
                 }
             }
         }
-        self.pool.has_room()
     }
 
     /// Resets the counter of a key.

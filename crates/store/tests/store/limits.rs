@@ -1,4 +1,4 @@
-//! The in-memory store over a long time: more limits, one after another, than it can number at once.
+//! The in-memory store over a long time, or with limits that requests carry: more limits than it can number at once.
 
 use pollster::block_on;
 use tidegate_core::{Algorithm, Check, CounterKey, Decision, Limit, RuleId, Spec, TimeSpan, Timestamp};
@@ -56,4 +56,35 @@ fn retain_limits_beyond_the_maximum_is_rejected_and_says_why() {
     assert!(decide(&store, b"alice", &all[0], START).passes(), "the retained limits still work");
     drop(retained);
     let _next = store.retain_limits(&[limit(20_000, 60)], START).unwrap();
+}
+
+/// A million limits that never expire in the test, each for a client of its own, and a client under a limit of the policy.
+#[test]
+fn decision_with_a_million_limits_at_once_stays_within_the_cap_and_leaves_numbers_to_policies() {
+    let (cap, rule) = (8 << 20, limit(5, 86_400));
+    let store = MemoryStore::with_cap(cap);
+    let first = store.retain_limits(&[rule], START).unwrap();
+    let early = limit(1, 400_000);
+    assert!(decide(&store, b"early", &early, START).passes());
+    for _ in 0..5 {
+        assert!(decide(&store, b"policy", &rule, START).passes());
+    }
+    for n in 0..1_000_000_u64 {
+        let now = START + TimeSpan::from_micros(n);
+        let carried = limit(1 + n % 1_000, 100_000 + n / 1_000);
+        let outcome = decide(&store, &n.to_be_bytes(), &carried, now).outcomes[0];
+        assert_eq!(outcome.limit, carried.capacity());
+    }
+    let used = store.memory_use();
+    assert!(used.table_bytes + used.pool_bytes <= cap as u64, "{used:?}");
+    assert!(used.limits_in_use <= used.limits_max / 2 + 1, "{used:?}");
+    assert!(used.carried_limits > 5_000 && used.overflowed > 100_000, "{used:?}");
+
+    let later = START + TimeSpan::from_secs(10);
+    assert!(!decide(&store, b"early", &early, later).passes(), "what was spent stays spent");
+    assert!(!decide(&store, b"policy", &rule, later).passes(), "what was spent stays spent");
+    let policy: Vec<_> = (1..=2_000).map(|n| limit(n, 7)).collect();
+    let retained = store.retain_limits(&policy, later).unwrap();
+    assert_eq!(decide(&store, b"policy", &policy[9], later).outcomes[0].remaining, 4);
+    drop((first, retained));
 }

@@ -7,7 +7,7 @@ use tidegate_core::{Algorithm, Check, Cost, CounterKey, Decision, Refund, RuleId
 use super::*;
 use crate::conformance::oracle::Oracle;
 use crate::memory::limit_registry::RetainedLimits;
-use crate::{MemoryStore, Override, Store};
+use crate::{MemoryStore, Override, Store, StoreError};
 
 const START: Timestamp = Timestamp::from_secs(1_800_000_000);
 const RULES: [RuleId; 4] = [RuleId::named("a"), RuleId::named("b"), RuleId::named("c"), RuleId::named("d")];
@@ -75,29 +75,26 @@ fn counter_expired_less_than_a_minute_ago_is_not_swept() {
 }
 
 #[test]
-fn limit_beyond_all_live_numbers_is_rejected() {
-    let store = store();
-    for n in 0..MAX_LIMITS as u64 {
+fn carried_limits_beyond_half_of_the_numbers_leave_the_others_for_policies_and_overrides() {
+    let store = MemoryStore::with_cap(1 << 20);
+    for n in 0..4 * MAX_LIMITS as u64 {
         assert!(decide(&store, &n.to_be_bytes(), &window(n + 1, 3_600), START).passes());
     }
-    let (other, check_key) = (window(1_000, 3_600), CounterKey::new(RULES[0], b"alice"));
-    let (known, client) = (window(7, 3_600), 6_u64.to_be_bytes());
-    let checks = [Check::new(CounterKey::new(RULES[0], &client), &known), Check::new(check_key, &other)];
-    let mut decisions = Vec::new();
-    let batch = [&checks[..1], &checks[1..]];
-    assert!(block_on(store.decide_batch(&batch, START, &mut decisions)).is_err() && decisions.is_empty());
-    let left = block_on(store.peek(&checks[..1], START)).unwrap().outcomes[0].remaining;
-    assert_eq!(left, 6, "the batch that failed charged nothing");
-    for n in 0..100 {
-        let now = START + TimeSpan::from_secs(n);
-        let failed = block_on(store.decide(&[Check::new(check_key, &other)], now));
-        assert!(matches!(failed, Err(StoreError::TooManyLimits { new: 1, in_use: MAX_LIMITS, .. })));
-        assert!(store.retain_limits(&[other], now).is_err());
-        let replacement = Override { limit: other, until: Timestamp::MAX };
-        assert!(block_on(store.override_limit(check_key, Some(replacement), now)).is_err());
+    let used = store.memory_use();
+    assert_eq!((used.limits_in_use, used.carried_limits), (15, 105), "{used:?}");
+    let policy: Vec<_> = (1..15).map(|n| window(1_000 + n, 3_600)).collect();
+    let _retained = store.retain_limits(&policy, START).unwrap();
+    let (key, limit) = (CounterKey::new(RULES[0], b"alice"), window(2_000, 3_600));
+    let replacement = Override { limit, until: Timestamp::MAX };
+    block_on(store.override_limit(key, Some(replacement), START)).unwrap();
+    let one_more = store.retain_limits(&[window(3_000, 3_600)], START);
+    assert!(matches!(one_more, Err(StoreError::TooManyLimits { new: 1, in_use: MAX_LIMITS, .. })));
+    for n in 0..4 * MAX_LIMITS as u64 {
+        let left = decide(&store, &n.to_be_bytes(), &window(n + 1, 3_600), START).outcomes[0].remaining;
+        assert_eq!(left, (n + 1).saturating_sub(2), "what was spent stays spent");
     }
     let later = START + TimeSpan::from_secs(7_200);
-    assert!(store.retain_limits(&[other], later).is_ok(), "all counters have expired");
+    assert!(store.retain_limits(&[window(3_000, 3_600)], later).is_ok(), "all counters have expired");
 }
 
 #[test]
@@ -161,16 +158,17 @@ struct Simulation {
     before: Policy,
     now: Timestamp,
     reloads: usize,
+    carries_limits: bool,
 }
 
 impl Simulation {
-    fn new(seed: u64) -> Self {
+    fn new(seed: u64, carries_limits: bool) -> Self {
         let (store, mut rng) = (store(), Rng::with_seed(seed));
         let policy = random_policy(&mut rng);
         let retained = store.retain_limits(&policy, START).unwrap();
         let oracle = Oracle::default();
         let (before, now) = (policy, START);
-        Self { rng, store, oracle, policy, retained, before, now, reloads: 0 }
+        Self { rng, store, oracle, policy, retained, before, now, reloads: 0, carries_limits }
     }
 
     fn step(&mut self) {
@@ -222,8 +220,12 @@ impl Simulation {
     }
 
     fn decide(&mut self) {
-        let is_old = self.rng.u32(0..8) == 0;
-        let policy = if is_old { self.before } else { self.policy };
+        // A few requests began under the previous policy, or carry limits of their own.
+        let policy = match self.rng.u32(0..8) {
+            0 => self.before,
+            1..4 if self.carries_limits => random_policy(&mut self.rng),
+            _ => self.policy,
+        };
         let client = self.rng.choice(CLIENTS).unwrap();
         let count = self.rng.usize(1..=3);
         let checks: Vec<_> = (0..count)
@@ -234,17 +236,11 @@ impl Simulation {
             })
             .collect();
         if self.rng.u32(0..6) == 0 {
-            let peeked = block_on(self.store.peek(&checks, self.now));
-            let expected = self.oracle.peek(&checks, self.now);
-            assert!(is_old && peeked.is_err() || peeked.unwrap() == expected);
+            let peeked = block_on(self.store.peek(&checks, self.now)).unwrap();
+            assert_eq!(peeked, self.oracle.peek(&checks, self.now));
             return;
         }
-        let decided = match block_on(self.store.decide(&checks, self.now)) {
-            Ok(decided) => decided,
-            // The active policy has its numbers; a request under the previous one may find none.
-            Err(StoreError::TooManyLimits { .. }) if is_old => return,
-            Err(error) => panic!("{error}"),
-        };
+        let decided = block_on(self.store.decide(&checks, self.now)).unwrap();
         let expected = self.oracle.decide(&checks, self.now);
         assert_eq!(decided, expected, "left: the memory store; right: the oracle");
         if self.rng.u32(0..4) == 0 {
@@ -269,11 +265,27 @@ fn decisions_across_reloads_overrides_and_sweeps_equal_the_oracle() {
     let seed = fastrand::u64(..);
     for trace in 0..60 {
         println!("seed {}", seed.wrapping_add(trace));
-        let mut simulation = Simulation::new(seed.wrapping_add(trace));
+        let mut simulation = Simulation::new(seed.wrapping_add(trace), false);
         for _ in 0..1_500 {
             simulation.step();
         }
         assert!(simulation.reloads * 4 > LIMITS, "numbers were reused");
         drop(simulation.retained);
     }
+}
+
+/// Law: any trace with more distinct limits than numbers decides like the oracle.
+#[test]
+fn decisions_with_more_carried_limits_than_numbers_equal_the_oracle() {
+    let (seed, mut carried) = (fastrand::u64(..), 0);
+    for trace in 0..30 {
+        println!("seed {}", seed.wrapping_add(trace));
+        let mut simulation = Simulation::new(seed.wrapping_add(trace), true);
+        for _ in 0..1_500 {
+            simulation.step();
+            carried = carried.max(simulation.store.memory_use().carried_limits);
+        }
+        drop(simulation.retained);
+    }
+    assert!(carried > 10, "at most {carried} limits had no number");
 }
