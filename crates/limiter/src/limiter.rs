@@ -12,7 +12,7 @@ use tidegate_store::{Clock, Penalties, Permits, RetainedLimits, RuleSettings, St
 
 use crate::ban_list::BanList;
 use crate::concurrency::{self, AcquiredPermits, SharedRefusal};
-use crate::lockout;
+use crate::lockout::{self, LockOuts};
 use crate::refund::RefundGuard;
 use crate::report::RulingReport;
 use crate::reservation::Reservations;
@@ -266,6 +266,8 @@ impl<S: Store + 'static> Limiter<S> {
     }
 
     /// Turns the store's decision into a ruling.
+    #[expect(clippy::inline_always, reason = "decisions and rulings are large: the ruling is built in place")]
+    #[inline(always)]
     fn conclude<'a>(
         &self,
         policy: &ActivePolicy,
@@ -273,30 +275,26 @@ impl<S: Store + 'static> Limiter<S> {
         (acquired, now): (AcquiredPermits, Timestamp),
         decided: Result<Decision, StoreError>,
     ) -> Ruling<'a> {
-        let mut admitted = admitted(matched, acquired, now);
-        let Ok(decision) = decided else {
-            let AdmittedRuling { report, permits, .. } = admitted;
-            return Ruling::StoreFailed(FailedRuling {
-                report,
-                permits,
-                is_binding: matched.has_binding_check(),
-            });
+        let Ok(decision) = decided else { return store_failed(matched, acquired, now) };
+        let AcquiredPermits { permits, shadow } = acquired;
+        let Verdict::Pass { wait: delay } = decision.verdict else {
+            let lock_outs = if policy.matcher.has_penalties() {
+                lockout::record_violations(&self.penalties, matched, &decision, now)
+            } else {
+                LockOuts::new()
+            };
+            let report = RulingReport::new(matched.applied(), decision.at);
+            return reject(RulingReport { decision: Some(decision), lock_outs, shadow, ..report });
         };
-        let report = &mut admitted.report;
-        report.at = decision.at;
-        let decision = report.decision.insert(decision);
-        let Verdict::Pass { wait } = decision.verdict else {
-            if policy.matcher.has_penalties() {
-                report.lock_outs = lockout::record_violations(&self.penalties, matched, decision, now);
-            }
-            return reject(admitted.report);
+        let primary = matched.tightest(&decision);
+        let reservations = if policy.matcher.has_reservations() {
+            Reservations::new(matched, &decision)
+        } else {
+            Reservations::default()
         };
-        report.primary = matched.tightest(decision);
-        admitted.delay = wait;
-        if policy.matcher.has_reservations() {
-            admitted.reservations = Reservations::new(matched, decision);
-        }
-        Ruling::Admitted(admitted)
+        let report = RulingReport::new(matched.applied(), decision.at);
+        let report = RulingReport { decision: Some(decision), shadow, primary, ..report };
+        Ruling::Admitted(AdmittedRuling { report, permits, reservations, delay })
     }
 
     /// Rejects a request before its limits were charged. Peeks at the limits so that `retry_after` covers them: otherwise the
@@ -321,6 +319,14 @@ fn admitted<'a>(
 ) -> AdmittedRuling<'a> {
     let report = RulingReport { shadow, ..RulingReport::new(matched.applied(), now) };
     AdmittedRuling { report, permits, reservations: Reservations::default(), delay: TimeSpan::ZERO }
+}
+
+/// The ruling if the store has returned no decision.
+#[cold]
+#[inline(never)]
+fn store_failed<'a>(matched: &MatchedRequest<'a>, acquired: AcquiredPermits, now: Timestamp) -> Ruling<'a> {
+    let AdmittedRuling { report, permits, .. } = admitted(matched, acquired, now);
+    Ruling::StoreFailed(FailedRuling { report, permits, is_binding: matched.has_binding_check() })
 }
 
 fn reject(mut report: RulingReport<'_>) -> Ruling<'_> {
