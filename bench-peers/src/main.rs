@@ -7,6 +7,7 @@ mod decide;
 mod gateway;
 mod redis;
 mod resilience;
+mod service;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -63,6 +64,27 @@ enum Bench {
         #[arg(long, value_name = "TEXT")]
         only: Option<String>,
     },
+    /// The decision service against throttlecrab-server, redis-server and limitador-server
+    Service {
+        /// Write every round's figures here, as JSON
+        #[arg(long, value_name = "FILE")]
+        json: Option<PathBuf>,
+        /// Only the works whose name contains this
+        #[arg(long, value_name = "TEXT")]
+        only: Option<String>,
+        /// Fewer and shorter rounds, for a first look
+        #[arg(long)]
+        quick: bool,
+        /// A release build of Tidegate; default: target/release/tidegate of the repository
+        #[arg(long, value_name = "PATH")]
+        tidegate: Option<PathBuf>,
+        /// throttlecrab-server; default: target/peers/bin, where it is installed if it is missing
+        #[arg(long, value_name = "PATH")]
+        throttlecrab: Option<PathBuf>,
+        /// limitador-server, which is in no package; default: its reference figure
+        #[arg(long, value_name = "PATH")]
+        limitador: Option<PathBuf>,
+    },
 }
 
 fn main() -> ExitCode {
@@ -76,6 +98,18 @@ fn main() -> ExitCode {
         Bench::Redis { json, only } => redis::run(json.as_deref(), only.as_deref().unwrap_or_default()),
         Bench::Resilience { json, only } => {
             resilience::run(json.as_deref(), only.as_deref().unwrap_or_default())
+        }
+        Bench::Service { json, only, quick, tidegate, throttlecrab, limitador } => {
+            service::run(service::Options {
+                only: only.as_deref().unwrap_or_default(),
+                quick,
+                json: json.as_deref(),
+                programs: service::ProgramPaths {
+                    tidegate: tidegate.as_deref(),
+                    throttlecrab: throttlecrab.as_deref(),
+                    limitador: limitador.as_deref(),
+                },
+            })
         }
     };
     match result {
