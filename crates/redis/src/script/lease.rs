@@ -11,13 +11,17 @@ use crate::key::KeyName;
 use crate::lease::{LeaseAction, LeaseReply, LeaseRequest, LeaseStatus};
 use crate::operation::{Operation, OperationReply};
 
-/// The source of the script.
+/// The fast path is in `lease.lua`. The functions of the other files are created only when they are needed.
 pub(super) const SOURCE: &str = concat!(
     "#!lua\n",
+    include_str!("../../lua/lease_format.lua"),
+    "\nlocal function general(now, least_ttl, limits, values, left, entries)\n",
     include_str!("../../lua/exact.lua"),
     include_str!("../../lua/token_bucket.lua"),
     include_str!("../../lua/fixed_window.lua"),
     include_str!("../../lua/sliding_counter.lua"),
+    include_str!("../../lua/lease_general.lua"),
+    "end\n\n",
     include_str!("../../lua/lease.lua"),
 );
 
