@@ -18,15 +18,20 @@ const DELAY: TimeSpan = TimeSpan::from_millis(50);
 const WINDOW_DELAY: TimeSpan = TimeSpan::from_millis(1);
 /// The bounds of the time between two settlements.
 const HORIZON: (TimeSpan, TimeSpan) = (TimeSpan::from_millis(50), TimeSpan::from_secs(5));
+/// The longest time between two settlements of a window that is rarely used. A bucket drains only what is settled, but for a
+/// window a settlement only returns units.
+const RARE_HORIZON: TimeSpan = TimeSpan::from_secs(15);
 /// When a block that is spent fast is settled for the first time. An unused bucket drains only from then on.
 const FIRST_SETTLEMENT: TimeSpan = TimeSpan::from_millis(200);
-/// The part of the block that must be spent by then.
+/// A block is spent fast if this part of it is spent by then. A counter is rarely used if less is spent between settlements.
 const FIRST_PART: u64 = 8;
 /// The shortest time between two requests that are rejected.
 const ASK_INTERVAL: TimeSpan = TimeSpan::from_millis(2);
-/// The same while other nodes hold units; it doubles up to eight times.
+/// The same while other nodes hold units. It doubles up to an eighth of the time between two settlements, at least three
+/// times.
 const BACKOFF: TimeSpan = TimeSpan::from_millis(100);
-const MAX_BACKOFF: u32 = 3;
+const MAX_DOUBLINGS: u32 = 5;
+const MIN_DOUBLINGS: u32 = 3;
 /// Other nodes hold a relevant number of units if it is more than one part in this many of the limit.
 const RELEVANT: u64 = 50;
 /// The least number of units asked for in advance.
@@ -56,6 +61,8 @@ pub(crate) struct LeaseBlock {
     /// With this many units left the next block is requested; 0 for never.
     low_water: u64,
     settle_at: Timestamp,
+    /// A window that is rarely used is settled only then.
+    settle_latest: Timestamp,
     horizon: TimeSpan,
     /// The store time of the last decision: the estimate never goes back.
     latest: Timestamp,
@@ -133,6 +140,7 @@ impl LeaseBlock {
             low_water: 0,
             settle_at: Timestamp::MAX,
             horizon: HORIZON.1,
+            settle_latest: Timestamp::ZERO,
             latest: Timestamp::ZERO,
             rejections_in_a_row: 0,
         }
@@ -339,10 +347,14 @@ impl LeaseBlock {
         reason: ContactReason,
         now: Timestamp,
     ) -> Option<LeaseAction> {
+        if reason == ContactReason::Settlement && self.can_settle_later(now) {
+            self.settle_at = self.settle_latest.min(now + self.horizon);
+            return None;
+        }
         if now >= self.usable_until {
             self.granted = self.spent;
         }
-        let is_idle = self.demand.is_idle();
+        let is_idle = self.demand.since_sample() == 0;
         self.demand.sample(now);
         let expected =
             self.demand.within(self.horizon).map(|units| units.saturating_mul(2).max(SMALLEST_WANT));
@@ -380,6 +392,15 @@ impl LeaseBlock {
             nodes,
             debt,
         })
+    }
+
+    /// Whether little would change if the window is settled later: it is far from used up here.
+    fn can_settle_later(&self, now: Timestamp) -> bool {
+        let (units, demand) = (self.units(now), self.demand.since_sample());
+        is_windowed(&self.limit)
+            && self.debt == 0
+            && now < self.settle_latest
+            && demand.saturating_mul(FIRST_PART) < units.saturating_add(demand)
     }
 
     /// Reports what is spent, except by the decision that caused the request: it can still be refunded, and is reported with
@@ -421,8 +442,10 @@ impl LeaseBlock {
             reset_at: now + reply.reset_after,
         });
         let parts = if is_windowed(&self.limit) { 4 } else { 2 };
-        self.horizon = TimeSpan::from_micros(reply.life.as_micros() / parts).clamp(HORIZON.0, HORIZON.1);
+        let interval = TimeSpan::from_micros(reply.life.as_micros() / parts);
+        self.horizon = interval.clamp(HORIZON.0, HORIZON.1);
         self.settle_at = now + self.horizon;
+        self.settle_latest = now + interval.clamp(HORIZON.0, RARE_HORIZON);
         self.low_water = self.units(now) / 4;
         if reply.granted < pending.least {
             self.reject(pending.least, reply, now);
@@ -436,8 +459,9 @@ impl LeaseBlock {
         let retry_at = now + reply.retry_after;
         let mut ask_at = retry_at;
         if reply.held_elsewhere.saturating_mul(RELEVANT) > reply.capacity {
-            let backoff = BACKOFF.as_micros() << self.rejections_in_a_row.min(MAX_BACKOFF);
-            ask_at = ask_at.min(now + TimeSpan::from_micros(backoff));
+            let longest = (BACKOFF.as_micros() << MIN_DOUBLINGS).max(self.horizon.as_micros() / 8);
+            let backoff = BACKOFF.as_micros() << self.rejections_in_a_row.min(MAX_DOUBLINGS);
+            ask_at = ask_at.min(now + TimeSpan::from_micros(backoff.min(longest)));
             self.rejections_in_a_row += 1;
         }
         self.rejection = Some(LocalRejection { least, retry_at, ask_at: ask_at.max(now + ASK_INTERVAL) });
