@@ -37,15 +37,18 @@ pub(crate) fn run(redis: &RedisProcess, report: &mut Report, central: Option<f64
     redis.flush()?;
     // The default algorithm of a policy.
     let limit = Limit::new(Algorithm::SlidingCounter, Spec::new(REQUESTS, TimeSpan::from_secs(SECONDS)))?;
-    let zipf = Arc::new(zipf_clients());
-    let before = redis.info()?;
+    let zipf = zipf_clients();
+    let clients: Vec<_> = (0..NODES).map(|node| draw_all(&zipf, node)).collect();
+    drop(zipf);
+    let (before, cpu_before) = (redis.info()?, own_cpu()?);
     let start = Arc::new(Barrier::new(NODES));
     // Both nodes at once: they share the clients, and one core.
-    let nodes: Vec<_> = (0..NODES)
-        .map(|node| {
+    let nodes: Vec<_> = clients
+        .into_iter()
+        .map(|clients| {
             let config = RedisConfig { coordination: Coordination::Lease, ..redis.config()? };
-            let (zipf, start) = (Arc::clone(&zipf), Arc::clone(&start));
-            Ok(std::thread::spawn(move || run_node(config, &zipf, limit, node, &start)))
+            let start = Arc::clone(&start);
+            Ok(std::thread::spawn(move || run_node(config, clients, limit, &start)))
         })
         .collect::<anyhow::Result<_>>()?;
     let (mut longest, mut operations) = (Duration::ZERO, 0.0);
@@ -62,12 +65,13 @@ pub(crate) fn run(redis: &RedisProcess, report: &mut Report, central: Option<f64
     let decisions = DECISIONS as f64;
     let calls = after.script_calls()? - before.script_calls()?;
     let commands = after.number("total_commands_processed")? - before.number("total_commands_processed")?;
-    let cpu = after.cpu()? - before.cpu()?;
+    let (cpu, own_cpu) = (after.cpu()? - before.cpu()?, own_cpu()? - cpu_before);
     let speed = decisions / longest.as_secs_f64();
     report.record("lease", "both nodes on one core, wall", speed, "decisions/s");
     report.record("lease", "requests in a script call", operations / calls, "");
     report.record("lease", "commands, also in scripts", commands / decisions, "per decision");
     report.record("lease", "Redis, per request", cpu / operations * 1e6, "µs of a core");
+    report.record("lease", "nodes, per decision", own_cpu / decisions * 1e6, "µs of a core");
     // A script call contains up to 64 requests: the bar counts each as a command.
     report.bars.at_most("requests to Redis per decision", operations / decisions, 0.1);
     // The nodes share one core here, so together they are as fast as one.
@@ -78,16 +82,13 @@ pub(crate) fn run(redis: &RedisProcess, report: &mut Report, central: Option<f64
 /// Decides for clients that are drawn before the measurement, by as many callers as in the work with central decisions.
 fn run_node(
     config: RedisConfig,
-    zipf: &[u32],
+    clients: Vec<Vec<u32>>,
     limit: Limit,
-    node: usize,
     start: &Barrier,
 ) -> anyhow::Result<NodeRun> {
     let runtime = runtime()?;
     let clock = Arc::new(SystemClock::new());
     let store = Arc::new(RedisStore::new(config, clock.clone()));
-    let clients = (0..CALLERS).map(|caller| draw(zipf, (node * CALLERS + caller) as u64));
-    let clients: Vec<Vec<u32>> = clients.collect();
     let connected = runtime.block_on(warm_up(&store));
     start.wait();
     connected?;
@@ -119,6 +120,21 @@ fn run_node(
     #[expect(clippy::cast_precision_loss, reason = "small numbers")]
     let operations = report.link.operations as f64;
     Ok(NodeRun { took, operations, lease: report.lease })
+}
+
+/// Processor seconds of this process so far.
+fn own_cpu() -> anyhow::Result<f64> {
+    let stat = std::fs::read_to_string("/proc/self/stat").context("this needs Linux")?;
+    let (_, fields) = stat.rsplit_once(')').context("no name in /proc/self/stat")?;
+    let times = fields.split_whitespace().skip(11).take(2).map(str::parse::<u32>);
+    let ticks: u32 = times.sum::<Result<_, _>>()?;
+    #[expect(clippy::cast_precision_loss, reason = "a small number")]
+    Ok(f64::from(ticks) / rustix::param::clock_ticks_per_second() as f64)
+}
+
+/// The clients of each caller of a node.
+fn draw_all(zipf: &[u32], node: usize) -> Vec<Vec<u32>> {
+    (0..CALLERS).map(|caller| draw(zipf, (node * CALLERS + caller) as u64)).collect()
 }
 
 /// The clients of one caller, in order.

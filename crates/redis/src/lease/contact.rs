@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use futures_util::future::join_all;
+use smallvec::SmallVec;
 use tidegate_core::{Algorithm, CounterKey, Limit, Timestamp};
 use tidegate_store::StoreError;
 use tokio::sync::oneshot;
@@ -79,13 +80,19 @@ impl From<ContactFailure> for StoreError {
     }
 }
 
-/// A request that is ready to be sent.
+/// A request that is ready to be sent, and the counter that it is for.
 #[derive(Debug)]
 pub(super) struct ReadyRequest {
+    request: LeaseRequest,
+    contact: SlotContact,
+}
+
+/// The counter of a request, and why it was made.
+#[derive(Debug)]
+struct SlotContact {
     address: SlotAddress,
     sequence: u64,
     reason: ContactReason,
-    request: LeaseRequest,
 }
 
 /// The result of a request that a decision waits for.
@@ -136,18 +143,23 @@ impl LeaseNode {
         }
         let action = slot.block.request(origin, reason, now)?;
         let request = LeaseRequest { key: slot.name.clone(), limit: Some(*slot.block.limit()), action };
-        Some(ReadyRequest { address: slot.address.clone(), sequence, reason, request })
+        Some(ReadyRequest {
+            request,
+            contact: SlotContact { address: slot.address.clone(), sequence, reason },
+        })
     }
 
     /// Sends a request in the background.
     pub(super) fn send(self: &Arc<Self>, ready: ReadyRequest, now: Timestamp) {
         let node = Arc::clone(self);
-        self.link.spawn(async move { node.exchange(vec![ready], now).await });
+        self.link.spawn(async move { node.exchange([ready], now).await });
     }
 
     /// Sends requests in one call and applies the replies.
-    async fn exchange(&self, mut batch: Vec<ReadyRequest>, now: Timestamp) {
-        let requests = batch.iter().map(|ready| ready.request.clone()).collect();
+    async fn exchange(&self, batch: impl IntoIterator<Item = ReadyRequest>, now: Timestamp) {
+        let split = |ready: ReadyRequest| (ready.request, ready.contact);
+        let (requests, mut batch): (Vec<_>, SmallVec<[SlotContact; 1]>) =
+            batch.into_iter().map(split).unzip();
         let result = self.call(requests, now).await;
         let received = self.local_time(now);
         match result {
@@ -174,7 +186,7 @@ impl LeaseNode {
         }
     }
 
-    fn apply(&self, ready: &ReadyRequest, reply: &LeaseReply, received: Timestamp) {
+    fn apply(&self, ready: &SlotContact, reply: &LeaseReply, received: Timestamp) {
         if reply.status == LeaseStatus::NewerFormat {
             let reason = "a newer version wrote this counter; update this node";
             self.fail(std::slice::from_ref(ready), &ContactFailure::Protocol(reason.to_owned()));
@@ -198,7 +210,7 @@ impl LeaseNode {
         }
     }
 
-    fn fail(&self, batch: &[ReadyRequest], failure: &ContactFailure) {
+    fn fail(&self, batch: &[SlotContact], failure: &ContactFailure) {
         count(&self.events.failures, batch.len() as u64);
         for ready in batch {
             let waiters = self.table.with_slot(&ready.address, |slot| {
@@ -227,7 +239,7 @@ impl LeaseNode {
         while !due.is_empty() {
             let batch: Vec<_> = due.drain(..due.len().min(CALL_MAX)).collect();
             if self.link.has_slots() {
-                join_all(batch.into_iter().map(|ready| self.exchange(vec![ready], now))).await;
+                join_all(batch.into_iter().map(|ready| self.exchange([ready], now))).await;
             } else {
                 self.exchange(batch, now).await;
             }

@@ -44,7 +44,7 @@ impl LeaseNode {
         let mut shard = self.table.lock(LeaseTable::shard_index(hash))?;
         let slot = shard.find(hash, check.key)?;
         let block = &mut slot.block;
-        if block.limit().fingerprint() != check.limit.fingerprint() || block.must_ask(check.cost, now) {
+        if !block.has_limit(check.limit) || block.must_ask(check.cost, now) {
             return None;
         }
         let outcome = block.decide(check.cost, check.role, now);
@@ -175,7 +175,7 @@ impl LeaseNode {
         let hash = self.table.hash(check.key);
         let mut shard = self.table.lock(LeaseTable::shard_index(hash))?;
         let block = &shard.find(hash, check.key)?.block;
-        (block.is_known() && block.limit().fingerprint() == check.limit.fingerprint()).then(|| block.clone())
+        (block.is_known() && block.has_limit(check.limit)).then(|| block.clone())
     }
 }
 

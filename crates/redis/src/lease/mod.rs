@@ -147,6 +147,12 @@ impl LeaseStore {
         }
     }
 
+    /// Decides a single check without Redis, if that is possible.
+    #[inline]
+    pub(crate) fn decide_locally(&self, check: &Check<'_>, now: Timestamp) -> Option<Decision> {
+        self.node.decide_one(check, now)
+    }
+
     fn forget(&self, key: CounterKey<'_>) {
         let hash = self.node.table.hash(key);
         let Some(mut shard) = self.node.table.lock(LeaseTable::shard_index(hash)) else { return };
@@ -161,7 +167,7 @@ impl Store for LeaseStore {
     #[inline]
     async fn decide(&self, checks: &[Check<'_>], now: Timestamp) -> Result<Decision, StoreError> {
         if let [check] = checks
-            && let Some(decision) = self.node.decide_one(check, now)
+            && let Some(decision) = self.decide_locally(check, now)
         {
             return Ok(decision);
         }
