@@ -1,8 +1,8 @@
 //! Requests to Redis. They run as tasks of the link, so that a decision that is given up does not lose a grant; decisions
 //! that wait for the same counter share a request.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use futures_util::future::join_all;
@@ -25,7 +25,7 @@ use crate::operation::{Operation, OperationReply};
 const STEP: Duration = Duration::from_millis(20);
 /// A step looks at one shard in this many, so that every counter is looked at about once in 320 ms.
 const STEPS: usize = 16;
-/// The most counters settled in one call, so that Redis is not blocked for long.
+/// The most counters in one call, so that Redis is not blocked for long.
 const CALL_MAX: usize = 64;
 
 /// The counters of a node and the way to Redis.
@@ -37,6 +37,8 @@ pub(super) struct LeaseNode {
     pub(super) events: LeaseEvents,
     nodes: Arc<NodeCount>,
     sequence: AtomicU64,
+    /// Requests that wait to be sent together.
+    outbox: Mutex<Vec<ReadyRequest>>,
 }
 
 /// Why Redis did not reply to a request; each waiting decision gets a copy.
@@ -107,6 +109,7 @@ impl LeaseNode {
             events: LeaseEvents::default(),
             nodes,
             sequence: AtomicU64::new(0),
+            outbox: Mutex::default(),
             link,
         }
     }
@@ -149,10 +152,38 @@ impl LeaseNode {
         })
     }
 
-    /// Sends a request in the background.
+    /// Sends a request in the background, together with others that are made before the link gets to it.
     pub(super) fn send(self: &Arc<Self>, ready: ReadyRequest, now: Timestamp) {
         let node = Arc::clone(self);
-        self.link.spawn(async move { node.exchange([ready], now).await });
+        if self.link.config().time == TimeSource::Caller {
+            // Requests with different times cannot share a call.
+            self.link.spawn(async move { node.exchange([ready], now).await });
+            return;
+        }
+        let mut outbox = self.outbox.lock().unwrap_or_else(PoisonError::into_inner);
+        outbox.push(ready);
+        let is_first = outbox.len() == 1;
+        drop(outbox);
+        if is_first {
+            self.link.spawn(async move {
+                let ready = std::mem::take(&mut *node.outbox.lock().unwrap_or_else(PoisonError::into_inner));
+                node.exchange_all(ready, now).await;
+            });
+        }
+    }
+
+    /// Sends requests in as few calls as possible, all at the same time.
+    async fn exchange_all(&self, ready: Vec<ReadyRequest>, now: Timestamp) {
+        let most = if self.link.has_slots() { 1 } else { CALL_MAX };
+        if ready.len() <= most {
+            return self.exchange(ready, now).await;
+        }
+        let mut ready = ready.into_iter();
+        let mut batches = Vec::new();
+        while ready.len() > 0 {
+            batches.push(self.exchange(ready.by_ref().take(most).collect::<Vec<_>>(), now));
+        }
+        join_all(batches).await;
     }
 
     /// Sends requests in one call and applies the replies.
@@ -237,12 +268,8 @@ impl LeaseNode {
             shard.drop_idle(now);
         }
         while !due.is_empty() {
-            let batch: Vec<_> = due.drain(..due.len().min(CALL_MAX)).collect();
-            if self.link.has_slots() {
-                join_all(batch.into_iter().map(|ready| self.exchange([ready], now))).await;
-            } else {
-                self.exchange(batch, now).await;
-            }
+            // One call after the other: nobody waits for a settlement.
+            self.exchange_all(due.drain(..due.len().min(CALL_MAX)).collect(), now).await;
         }
     }
 
