@@ -54,6 +54,8 @@ pub(crate) struct LeaseBlock {
     latest: Timestamp,
     /// With this many units left the next block is requested; 0 for never.
     low_water: u64,
+    /// With this many units spent, a bucket reports them.
+    report_at: u64,
     /// The fingerprint of `limit`.
     fingerprint: u64,
     /// The time in which one unit is refilled; 0 for windows.
@@ -117,6 +119,8 @@ pub(crate) enum ContactReason {
     Decision { cost: u64 },
     /// The block will soon be used up, after a decision of this cost.
     LowWater { cost: u64 },
+    /// Much of a bucket's block is spent, and drains only once it is reported; after a decision of this cost.
+    Report { cost: u64 },
     /// It is time to report, to renew and to release.
     Settlement,
 }
@@ -149,6 +153,7 @@ impl LeaseBlock {
             demand: Demand::default(),
             pending: None,
             low_water: 0,
+            report_at: u64::MAX,
             settle_at: Timestamp::MAX,
             horizon: HORIZON.1,
             settle_latest: Timestamp::ZERO,
@@ -201,6 +206,7 @@ impl LeaseBlock {
         self.rejection = None;
         self.pending = None;
         self.low_water = 0;
+        self.report_at = u64::MAX;
         self.rejections_in_a_row = 0;
     }
 
@@ -232,8 +238,17 @@ impl LeaseBlock {
             && self.rejection.is_none_or(|rejection| missing < rejection.least || now >= rejection.ask_at)
     }
 
+    /// Why Redis should be contacted after a decision of this cost, if it should.
+    #[inline]
+    pub(crate) fn reason_to_ask(&self, cost: u64, now: Timestamp) -> Option<ContactReason> {
+        if self.is_low(now) {
+            return Some(ContactReason::LowWater { cost });
+        }
+        (self.spent >= self.report_at && self.pending.is_none()).then_some(ContactReason::Report { cost })
+    }
+
     /// Whether the next block should be requested now.
-    pub(crate) fn is_low(&self, now: Timestamp) -> bool {
+    fn is_low(&self, now: Timestamp) -> bool {
         let is_low = self.low_water > 0
             && self.units(now) <= self.low_water
             && self.rejection.is_none_or(|rejection| now >= rejection.ask_at);
@@ -384,6 +399,7 @@ impl LeaseBlock {
             ContactReason::LowWater { .. } => {
                 (1, expected.unwrap_or(WHOLE_SHARE).saturating_sub(units).max(SMALLEST_WANT))
             }
+            ContactReason::Report { .. } => (0, 0),
             ContactReason::Settlement => {
                 let kept = if is_idle { 0 } else { expected.unwrap_or(units).min(units) };
                 if kept == units && self.debt == 0 && is_windowed(&self.limit) {
@@ -395,6 +411,7 @@ impl LeaseBlock {
             }
         };
         self.report(reason, now);
+        self.report_at = u64::MAX;
         let RequestOrigin { node, sequence, nodes } = origin;
         let debt = std::mem::take(&mut self.debt);
         self.pending = Some(PendingRequest { sequence, sent: now, least, debt });
@@ -425,7 +442,9 @@ impl LeaseBlock {
     fn report(&mut self, reason: ContactReason, now: Timestamp) {
         let at = self.store_time(now);
         let unreported = match reason {
-            ContactReason::LowWater { cost } => cost.min(self.spent.saturating_sub(self.reported)),
+            ContactReason::LowWater { cost } | ContactReason::Report { cost } => {
+                cost.min(self.spent.saturating_sub(self.reported))
+            }
             ContactReason::Decision { .. } | ContactReason::Settlement => 0,
         };
         self.reported = self.spent.saturating_sub(unreported);
@@ -466,12 +485,23 @@ impl LeaseBlock {
         // Without units that no node has leased, only another node can make a window grant more, and seldom does.
         let may_grow = reply.available > 0 || !is_windowed(&self.limit);
         self.low_water = if may_grow { self.units(now) / 4 } else { 0 };
+        self.report_at = self.next_report(reply.capacity, now);
         if reply.granted < pending.least {
             self.reject(pending.least, reply, now);
         } else if pending.least > 0 {
             self.rejection = None;
             self.rejections_in_a_row = 0;
         }
+    }
+
+    /// A bucket does not drain while most of it is leased and nothing is reported. So the first units of a large block are
+    /// reported soon, and the next ones when twice as many are spent.
+    fn next_report(&self, capacity: u64, now: Timestamp) -> u64 {
+        let units = self.units(now);
+        if is_windowed(&self.limit) || units.saturating_mul(FIRST_PART) < capacity {
+            return u64::MAX;
+        }
+        self.reported.saturating_mul(2).max(units / FIRST_PART).max(SMALLEST_WANT)
     }
 
     fn reject(&mut self, least: u64, reply: &LeaseReply, now: Timestamp) {

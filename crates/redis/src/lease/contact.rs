@@ -228,7 +228,7 @@ impl LeaseNode {
             std::mem::take(&mut slot.waiters)
         });
         match ready.reason {
-            ContactReason::Settlement => count(&self.events.settlements, 1),
+            ContactReason::Settlement | ContactReason::Report { .. } => count(&self.events.settlements, 1),
             _ if reply.granted == 0 => count(&self.events.rejections, 1),
             _ => {}
         }

@@ -62,6 +62,8 @@ mod request;
 #[cfg(test)]
 mod simulation;
 mod table;
+#[cfg(test)]
+mod utilisation_tests;
 
 use std::sync::Arc;
 

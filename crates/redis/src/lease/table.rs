@@ -205,8 +205,10 @@ impl LeaseShard {
         let slots = &self.slots;
         let found =
             self.names.find(name, |named| named.name == name && slots.find(named.key, is_it).is_some());
-        if let Some(NamedSlot { key, .. }) = found.copied() {
-            self.slots.find_mut(key, is_it).map(|indexed| change(&mut indexed.slot));
+        if let Some(NamedSlot { key, .. }) = found.copied()
+            && let Some(indexed) = self.slots.find_mut(key, is_it)
+        {
+            change(&mut indexed.slot);
         }
     }
 
