@@ -47,8 +47,10 @@
 //!
 //! The first block is the node's fair share of what nodes without a lease can get: 300 units over three nodes start as
 //! 100/100/100. Later blocks follow the demand and take at most half of what is left, so blocks shrink near the limit. A
-//! periodic settlement keeps what the node needs for twice the interval and releases the rest. A rejection is local until
-//! Redis may have units again; while other nodes hold units that they may release, the node asks more often.
+//! periodic settlement keeps what the node needs for twice the interval and releases the rest. A window that is rarely used
+//! is settled less often, because its settlement only returns units. A bucket drains only what is settled, so a node reports
+//! the first units of a large block early. A rejection is local until Redis may have units again; while other nodes hold
+//! units that they may release, the node asks more often.
 //!
 //! A lease of a token bucket lives for a sixth of the time in which the bucket refills, at least 2 s and at most 10 s: units
 //! of a killed node are charged then and drain. Leases of windows last until their window ends.
