@@ -50,6 +50,9 @@ enum Bench {
         /// Decisions per mode and algorithm
         #[arg(long, default_value_t = 1_000_000)]
         decisions: u64,
+        /// Only the runs whose name contains this, such as `lease token_bucket`
+        #[arg(long, value_name = "TEXT")]
+        only: Option<String>,
     },
     /// One node of `accuracy`
     #[command(hide = true)]
@@ -77,7 +80,7 @@ fn main() -> anyhow::Result<()> {
         Bench::Telemetry => telemetry::run(),
         Bench::Storm { picture } => storm::run(picture),
         Bench::Cascade => cascade::run(),
-        Bench::Accuracy { decisions } => accuracy::run(decisions),
+        Bench::Accuracy { decisions, only } => accuracy::run(decisions, only.as_deref().unwrap_or_default()),
         Bench::AccuracyNode(args) => accuracy::run_node(&args),
         Bench::Hot { keys, batch, reject } => hot::run(keys, batch, reject),
     }

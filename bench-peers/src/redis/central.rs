@@ -61,6 +61,17 @@ pub(crate) fn run(redis: &RedisProcess, report: &mut Report) -> anyhow::Result<O
     Ok(Some(median(&ours)))
 }
 
+/// How many decisions per second a node makes, without the comparison.
+pub(crate) fn speed(redis: &RedisProcess) -> anyhow::Result<f64> {
+    let runtime = runtime()?;
+    let store = Arc::new(RedisStore::new(redis.config()?, RedisProcess::clock()));
+    runtime.block_on(warm_up(&store))?;
+    let round = |_| Ok(measure(redis, &runtime, |next| call_store(Arc::clone(&store), next))?.per_second);
+    let speeds = (0..ROUNDS).map(round).collect::<anyhow::Result<Vec<_>>>()?;
+    println!("  central, wall: {:.0} decisions/s", median(&speeds));
+    Ok(median(&speeds))
+}
+
 /// The first calls connect and load the script.
 pub(crate) async fn warm_up(store: &RedisStore) -> anyhow::Result<()> {
     let start = Instant::now();

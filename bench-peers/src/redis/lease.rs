@@ -1,16 +1,16 @@
 //! Two nodes with leases: how often they ask Redis, and how fast they decide.
 
-use std::sync::Arc;
-use std::time::Instant;
+use std::sync::{Arc, Barrier};
+use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use tidegate_core::{Algorithm, Check, Coordination, CounterKey, Limit, RuleId, Spec, TimeSpan};
-use tidegate_redis::{RedisConfig, RedisStore};
+use tidegate_redis::{LeaseReport, RedisConfig, RedisStore};
 use tidegate_store::{Clock, Store, SystemClock};
 use tokio::task::JoinSet;
 
 use super::Report;
-use super::central::{runtime, warm_up};
+use super::central::{runtime, speed, warm_up};
 use super::server::RedisProcess;
 
 const NODES: usize = 2;
@@ -20,64 +20,86 @@ const CLIENTS: usize = 100_000;
 const REQUESTS: u64 = 100;
 const SECONDS: u64 = 60;
 
+/// What a node did.
+struct NodeRun {
+    took: Duration,
+    /// Requests to Redis.
+    operations: f64,
+    lease: LeaseReport,
+}
+
+#[expect(clippy::cast_precision_loss, reason = "small numbers")]
 pub(crate) fn run(redis: &RedisProcess, report: &mut Report, central: Option<f64>) -> anyhow::Result<()> {
-    let zipf = Arc::new(zipf_clients());
+    let central = match central {
+        Some(speed) => speed,
+        None => speed(redis)?,
+    };
+    redis.flush()?;
     // The default algorithm of a policy.
     let limit = Limit::new(Algorithm::SlidingCounter, Spec::new(REQUESTS, TimeSpan::from_secs(SECONDS)))?;
-    let before = redis.info()?;
-    let (mut speeds, mut operations) = (Vec::new(), 0.0);
-    // Both nodes at once: they share the keys.
-    let nodes: Vec<_> = (0..NODES)
-        .map(|node| {
+    let zipf = zipf_clients();
+    let clients: Vec<_> = (0..NODES).map(|node| draw_all(&zipf, node)).collect();
+    drop(zipf);
+    let (before, cpu_before) = (redis.info()?, own_cpu()?);
+    let start = Arc::new(Barrier::new(NODES));
+    // Both nodes at once: they share the clients, and one core.
+    let nodes: Vec<_> = clients
+        .into_iter()
+        .map(|clients| {
             let config = RedisConfig { coordination: Coordination::Lease, ..redis.config()? };
-            let zipf = Arc::clone(&zipf);
-            Ok(std::thread::spawn(move || run_node(config, &zipf, limit, node)))
+            let start = Arc::clone(&start);
+            Ok(std::thread::spawn(move || run_node(config, clients, limit, &start)))
         })
         .collect::<anyhow::Result<_>>()?;
+    let (mut longest, mut operations) = (Duration::ZERO, 0.0);
     for node in nodes {
-        let (per_second, requests) = node.join().ok().context("a node panicked")??;
-        operations += requests;
+        let run = node.join().ok().context("a node panicked")??;
+        let per_second = (DECISIONS / NODES) as f64 / run.took.as_secs_f64();
         report.record("lease", "node, wall", per_second, "decisions/s");
-        speeds.push(per_second);
+        let LeaseReport { grants, settlements, rejections, .. } = run.lease;
+        println!("    {grants} grants, {settlements} settlements, {rejections} requests without a grant");
+        operations += run.operations;
+        longest = longest.max(run.took);
     }
     let after = redis.info()?;
-    #[expect(clippy::cast_precision_loss, reason = "small numbers")]
     let decisions = DECISIONS as f64;
     let calls = after.script_calls()? - before.script_calls()?;
     let commands = after.number("total_commands_processed")? - before.number("total_commands_processed")?;
-    report.record("lease", "script calls", calls / decisions, "per decision");
-    report.record("lease", "with commands inside scripts", commands / decisions, "per decision");
-    report.record("lease", "requests for leases", operations / decisions, "per decision");
+    let (cpu, own_cpu) = (after.cpu()? - before.cpu()?, own_cpu()? - cpu_before);
+    let speed = decisions / longest.as_secs_f64();
+    report.record("lease", "both nodes on one core, wall", speed, "decisions/s");
+    report.record("lease", "requests in a script call", operations / calls, "");
+    report.record("lease", "commands, also in scripts", commands / decisions, "per decision");
+    report.record("lease", "Redis, per request", cpu / operations * 1e6, "µs of a core");
+    report.record("lease", "nodes, per decision", own_cpu / decisions * 1e6, "µs of a core");
     // A script call contains up to 64 requests: the bar counts each as a command.
     report.bars.at_most("requests to Redis per decision", operations / decisions, 0.1);
     // The nodes share one core here, so together they are as fast as one.
-    let speed: f64 = speeds.iter().sum();
-    match central {
-        Some(central) => report.bars.at_least("× central, decisions per second", speed / central, 10.0),
-        None => report.bars.without_figure("lease against central; run without --only"),
-    }
+    report.bars.at_least("× central, decisions per second", speed / central, 10.0);
     Ok(())
 }
 
+/// Decides for clients that are drawn before the measurement, by as many callers as in the work with central decisions.
 fn run_node(
     config: RedisConfig,
-    zipf: &Arc<Vec<u32>>,
+    clients: Vec<Vec<u32>>,
     limit: Limit,
-    node: usize,
-) -> anyhow::Result<(f64, f64)> {
+    start: &Barrier,
+) -> anyhow::Result<NodeRun> {
     let runtime = runtime()?;
     let clock = Arc::new(SystemClock::new());
     let store = Arc::new(RedisStore::new(config, clock.clone()));
-    runtime.block_on(warm_up(&store))?;
-    let start = Instant::now();
+    let connected = runtime.block_on(warm_up(&store));
+    start.wait();
+    connected?;
+    let started = Instant::now();
     runtime.block_on(async {
         let mut callers = JoinSet::new();
-        for caller in 0..CALLERS {
-            let (store, clock, zipf) = (Arc::clone(&store), Arc::clone(&clock), Arc::clone(zipf));
+        for clients in clients {
+            let (store, clock) = (Arc::clone(&store), Arc::clone(&clock));
             callers.spawn(async move {
-                let mut rng = fastrand::Rng::with_seed((node * CALLERS + caller) as u64);
-                for number in 0..DECISIONS / NODES / CALLERS {
-                    let client = zipf[rng.usize(..zipf.len())].to_be_bytes();
+                for (number, client) in clients.iter().enumerate() {
+                    let client = client.to_be_bytes();
                     let check = Check::new(CounterKey::new(RuleId::named("bench"), &client), &limit);
                     store.decide(&[check], clock.now()).await?;
                     if number % 64 == 0 {
@@ -93,9 +115,33 @@ fn run_node(
         }
         anyhow::Ok(())
     })?;
+    let took = started.elapsed();
+    let report = store.report();
     #[expect(clippy::cast_precision_loss, reason = "small numbers")]
-    let (decisions, operations) = ((DECISIONS / NODES) as f64, store.report().link.operations as f64);
-    Ok((decisions / start.elapsed().as_secs_f64(), operations))
+    let operations = report.link.operations as f64;
+    Ok(NodeRun { took, operations, lease: report.lease })
+}
+
+/// Processor seconds of this process so far.
+fn own_cpu() -> anyhow::Result<f64> {
+    let stat = std::fs::read_to_string("/proc/self/stat").context("this needs Linux")?;
+    let (_, fields) = stat.rsplit_once(')').context("no name in /proc/self/stat")?;
+    let times = fields.split_whitespace().skip(11).take(2).map(str::parse::<u32>);
+    let ticks: u32 = times.sum::<Result<_, _>>()?;
+    #[expect(clippy::cast_precision_loss, reason = "a small number")]
+    Ok(f64::from(ticks) / rustix::param::clock_ticks_per_second() as f64)
+}
+
+/// The clients of each caller of a node.
+fn draw_all(zipf: &[u32], node: usize) -> Vec<Vec<u32>> {
+    (0..CALLERS).map(|caller| draw(zipf, (node * CALLERS + caller) as u64)).collect()
+}
+
+/// The clients of one caller, in order.
+fn draw(zipf: &[u32], seed: u64) -> Vec<u32> {
+    let mut rng = fastrand::Rng::with_seed(seed);
+    let draws = (0..DECISIONS / NODES / CALLERS).filter_map(|_| zipf.get(rng.usize(..zipf.len())).copied());
+    draws.collect()
 }
 
 /// A table of clients in which client k appears about 1/k as often as client 1.

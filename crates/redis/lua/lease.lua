@@ -1,542 +1,269 @@
--- Leases: nodes take blocks of units, spend them locally and settle. See src/lease/mod.rs for the protocol and its proof.
---
--- KEYS     the counters, without duplicates
--- ARGV     1: packed, little endian:
---            header     '<ddHH'  now (us; negative for this server's own time), the shortest time to live of a key (ms),
---                                limits, operations
---            limits     '<Bdddd' algorithm (1 token_bucket, 2 fixed_window, 3 sliding_window_counter), capacity, and
---                                tick, unit, drain | length, 0, 0 | tick, length, 0
---            operations '<BHHddddddddd' kind, key (index in KEYS), limit, and
---                                acquire (1): node, sequence, epoch, spent, granted, want, least, nodes, debt
---                                peek (2):    cost in `least`
---                                reset (3)
---                                override (4): until (us, 0 for none) in `want`; `limit` is the replacement
--- Reply    packed; for each operation '<Bddddddddd': status (0 done, 1 ignored: not the newest request of the node,
---          2 the entry has a newer format), now, epoch (0: no lease), granted, life (us), available, capacity,
---          retry_after (us), reset_after (us), units that other nodes hold
---
--- An entry is '<BBBB' version, counters, has an override, records; then each counter '<Bddddddddd': algorithm, the limit's
--- four numbers, the state's three, used, since (us); then the override '<dBdddd' until, limit; then each record '<dddddddB':
--- node, sequence, epoch, at (the time of its first grant, us), granted, spent, expiry (us), whether the counters were reset
--- since it last settled.
---
--- An entry has a counter for each of the last two limits, the one used last first. While nodes with the old and nodes with
--- the new limit of a rule alternate, every lease counts under both, so neither counter starts again. A counter is
--- { limit, state, used (when a node last asked under it), since (leases granted before count as spent) }.
+-- Leases, the fast path: a node acquires units of a counter whose entry has one limit, the one of the request, and no
+-- override. It does the same as `acquire` in `lease_general.lua`, but on the packed entry and with neither tables nor
+-- closures for each request, because most of what a lease costs Redis is spent here.
 
-local VERSION = 1
-local TOKEN_BUCKET, FIXED_WINDOW, SLIDING_COUNTER = 1, 2, 3
-local ACQUIRE, PEEK, RESET, OVERRIDE = 1, 2, 3, 4
-local DONE, IGNORED, NEWER = 0, 1, 2
+local byte, sub, char, pack, read = string.byte, string.sub, string.char, struct.pack, struct.unpack
+local fmod, max, min = math.fmod, math.max, math.min
 
--- An override is kept this long after its end, in case time goes back.
-local OVERRIDE_KEPT = 120000000
-local COUNTERS = 2
--- A limit under which no node has asked for this long does not shorten leases. Its counter is kept for as long as it
--- remembers a charge: a node may be silent while it rejects on its own.
-local UNUSED = 600000000
--- A lease of token_bucket lives for a sixth of the time in which the bucket refills, within these bounds.
-local MIN_LIFE, MAX_LIFE = 2000000, 10000000
-
-local algorithms = { token_bucket, fixed_window, sliding_counter }
+-- The start of such an entry, and the places of the limit, the state and the first record in it.
+local ENTRY, LIMIT_AT, STATE_AT, RECORDS_AT = char(VERSION, 1, 0), 5, 38, 78
+local RECORD_BYTES = struct.size(RECORD)
+-- The largest number of records.
+local MAX_RECORDS = 255
+-- Buckets with a higher level need computations that saturate.
+local LARGE = 2 ^ 50
 
 local data = ARGV[1]
-local now, least_ttl, limit_count, operation_count, place = struct.unpack('<ddHH', data)
+local now, least_ttl, limit_count, operation_count, place = read('<ddHH', data)
 if now < 0 then
   local time = redis.call('TIME')
-  now = tonumber(time[1]) * 1000000 + tonumber(time[2])
-end
-
-local function new_limit(kind, a, b, c, d)
-  local limit = { kind = kind, capacity = a, a = a, b = b, c = c, d = d }
-  if kind == TOKEN_BUCKET then
-    limit.tick, limit.unit, limit.drain = b, c, d
-  elseif kind == FIXED_WINDOW then
-    limit.length, limit.window = b, b
-  else
-    limit.tick, limit.length, limit.window = b, c, b * c
-  end
-  return limit
-end
-
-local function same(x, y)
-  return x == y or x.kind == y.kind and x.a == y.a and x.b == y.b and x.c == y.c and x.d == y.d
+  now = time[1] * 1000000 + time[2]
 end
 
 local limits = {}
 for i = 1, limit_count do
-  local kind, a, b, c, d
-  kind, a, b, c, d, place = struct.unpack('<Bdddd', data, place)
-  limits[i] = new_limit(kind, a, b, c, d)
-end
-
--- Most entries use a limit of the call.
-local function find_limit(kind, a, b, c, d)
-  for i = 1, limit_count do
-    local limit = limits[i]
-    if limit.a == a and limit.b == b and limit.c == c and limit.d == d and limit.kind == kind then
-      return limit
+  local kind, a, b, c, d, after = read(LIMIT, data, place)
+  local limit = new_limit(kind, a, b, c, d)
+  limit.packed = sub(data, place, after - 1)
+  if kind == TOKEN_BUCKET then
+    limit.tick_now, limit.full = (now - fmod(now, b)) / b, a * c
+    limit.grace = 0
+  else
+    limit.window_now = (now - fmod(now, limit.window)) / limit.window
+    limit.life = min((limit.window_now + 1) * limit.window, MAX) - now
+    -- Units of a sliding window can be given back in the window after it, too.
+    limit.grace = kind == SLIDING_COUNTER and limit.window or 0
+    limit.left = limit.length
+    if kind == SLIDING_COUNTER then
+      limit.left = limit.length - ((now - fmod(now, b)) / b - limit.window_now * c)
     end
   end
-  return new_limit(kind, a, b, c, d)
+  limits[i], place = limit, after
 end
 
-local function unpack_state(kind, x, y, z)
-  if kind == TOKEN_BUCKET then
-    return { tick = x, part = y }
-  elseif kind == FIXED_WINDOW then
-    return { window = x, count = y }
-  end
-  return { window = x, previous = y, current = z }
-end
-
-local function pack_state(kind, state)
-  if kind == TOKEN_BUCKET then
-    return state.tick, state.part, 0
-  elseif kind == FIXED_WINDOW then
-    return state.window, state.count, 0
-  end
-  return state.window, state.previous, state.current
-end
-
-local function unpack_entry(packed)
-  local entry = { counters = {}, records = {} }
-  if not packed then
-    return entry
-  end
-  if string.byte(packed, 1) > VERSION then
-    entry.newer = true
-    return entry
-  end
-  local _, counters, overridden, count, at = struct.unpack('<BBBB', packed)
-  for i = 1, counters do
-    local kind, a, b, c, d, x, y, z, used, from
-    kind, a, b, c, d, x, y, z, used, from, at = struct.unpack('<Bddddddddd', packed, at)
-    entry.counters[i] = {
-      limit = find_limit(kind, a, b, c, d), state = unpack_state(kind, x, y, z), used = used, since = from,
-    }
-  end
-  if overridden == 1 then
-    local till, k, a, b, c, d
-    till, k, a, b, c, d, at = struct.unpack('<dBdddd', packed, at)
-    entry.instead = { till = till, limit = new_limit(k, a, b, c, d) }
-  end
-  for i = 1, count do
-    local node, sequence, epoch, granted_at, granted, spent, expiry, was_reset
-    node, sequence, epoch, granted_at, granted, spent, expiry, was_reset, at = struct.unpack('<dddddddB', packed, at)
-    entry.records[i] = {
-      node = node, sequence = sequence, epoch = epoch, at = granted_at,
-      granted = granted, spent = spent, expiry = expiry, reset = was_reset,
-    }
-  end
-  return entry
-end
-
+-- Each entry is read once and written once, even if several operations use it.
 local values = redis.call('MGET', unpack(KEYS))
+-- The keys that the fast path has changed, and the time to live of each in milliseconds (0: it is deleted).
+local changed, left = {}, {}
 local entries = {}
 
-local function entry_of(key)
-  local entry = entries[key]
-  if not entry then
-    entry = unpack_entry(values[key])
-    entries[key] = entry
+-- The time until at most `room` of the `count` of the window before `window` is inside the sliding window.
+local function until_share(limit, window, count, room)
+  local ticks = window * limit.length
+  if count > room then
+    local product = (room + 1) * limit.length
+    local rest = fmod(product, count)
+    local whole = (product - rest) / count
+    ticks = ticks + max(limit.length - (rest > 0 and whole or whole - 1), 0)
   end
-  return entry
+  return max(min(ticks * limit.tick, MAX) - now, 0)
 end
 
--- The units that nodes other than `node` can still spend under a limit, and the number of these nodes.
-local function held_by_others(entry, node, window)
-  local units, nodes = 0, 0
-  for _, r in ipairs(entry.records) do
-    if r.node ~= node and (not window or floor_div(r.at, window) == floor_div(now, window)) then
-      units, nodes = units + r.granted - r.spent, nodes + 1
-    end
+-- The time until `cost` fits into the windows.
+local function until_fits(limit, previous, current, cost)
+  local window, most = limit.window_now, limit.capacity - cost
+  if limit.kind == FIXED_WINDOW then
+    return limit.life
+  elseif current <= most then
+    return until_share(limit, window, previous, most - current)
   end
-  return units, nodes
+  return until_share(limit, window + 1, current, most)
 end
 
--- A counter's state with all leased units charged. Windows charge units when they are granted.
-local function occupied(entry, counter)
-  if counter.limit.kind ~= TOKEN_BUCKET then
-    return counter.state
+-- The time until the level of a bucket is at most `most`, which is smaller.
+local function until_at_most(limit, level, most)
+  local part = fmod(level, limit.drain)
+  local tick = limit.tick_now + (level - part) / limit.drain + 1
+  if most >= part then
+    tick = tick - 1 - ((most - part) - fmod(most - part, limit.drain)) / limit.drain
   end
-  local units = held_by_others(entry, 0)
-  if units <= 0 then
-    return counter.state
-  end
-  return token_bucket.charge(counter.limit, counter.state, now, units)
+  return max(tick * limit.tick - now, 0)
 end
 
-local function charge(entry, counter, at, units)
-  if units > 0 then
-    counter.state = algorithms[counter.limit.kind].charge(counter.limit, counter.state, at, units)
-    entry.dirty = true
-  end
-end
-
--- Charges the buckets; windows were charged with the grant.
-local function charge_buckets(entry, at, units)
-  for _, counter in ipairs(entry.counters) do
-    if counter.limit.kind == TOKEN_BUCKET then
-      charge(entry, counter, at, units)
-    end
-  end
-end
-
-local function charge_windows(entry, at, units)
-  for _, counter in ipairs(entry.counters) do
-    if counter.limit.window then
-      charge(entry, counter, at, units)
-    end
-  end
-end
-
--- Gives units back to the windows in which they were granted.
-local function give_back(entry, granted_at, units)
-  for _, counter in ipairs(entry.counters) do
-    if units > 0 and counter.limit.window and granted_at >= counter.since then
-      local refund = algorithms[counter.limit.kind].refund
-      counter.state = refund(counter.limit, counter.state, granted_at, now, units)
-      entry.dirty = true
-    end
-  end
-end
-
-local function remove(entry, record)
-  for i, r in ipairs(entry.records) do
-    if r == record then
-      table.remove(entry.records, i)
-      entry.dirty = true
-      return
-    end
-  end
-end
-
--- The holder of an expired lease may have spent all of it, at the latest at its expiry.
-local function expire(entry)
-  while true do
-    local first
-    for _, r in ipairs(entry.records) do
-      if r.expiry <= now and (not first or r.expiry < first.expiry) then
-        first = r
-      end
-    end
-    if not first then
-      return
-    end
-    if first.reset == 0 then
-      charge_buckets(entry, first.expiry, first.granted - first.spent)
-    end
-    remove(entry, first)
-  end
-end
-
--- The longest time for which a charge counts.
-local function span_of(limit)
-  if limit.kind == TOKEN_BUCKET then
-    return ceil_div(limit.capacity * limit.unit, limit.drain) * limit.tick
-  end
-  return limit.kind == SLIDING_COUNTER and 2 * limit.window or limit.window
-end
-
--- A counter for a limit met for the first time: it starts with the state of the limit used last.
-local function new_counter(entry, limit, last)
-  local algorithm = algorithms[limit.kind]
-  local counter = { limit = limit, state = algorithm.unseen, used = now, since = now }
-  if not last then
-    return counter
-  elseif limit.kind == last.limit.kind then
-    counter.state = algorithm.rebase(limit, last.limit, last.state, now)
-    if limit.window == last.limit.window then
-      counter.since = last.since
-    end
-  elseif limit.window then
-    charge(entry, counter, now, (held_by_others(entry, 0)))
-  end
-  entry.dirty = true
-  return counter
-end
-
--- Selects the counter of the limit that applies now.
-local function adopt(entry, limit)
-  if entry.instead and now < entry.instead.till then
-    limit = entry.instead.limit
-  end
-  expire(entry)
-  local counters, counter = entry.counters, nil
-  for i, known in ipairs(counters) do
-    if same(known.limit, limit) then
-      counter = known
-      if i > 1 then
-        table.insert(counters, 1, table.remove(counters, i))
-        entry.dirty = true
-      end
-      break
-    end
-  end
-  if not counter then
-    counter = new_counter(entry, limit, counters[1])
-    counters[COUNTERS] = nil
-    table.insert(counters, 1, counter)
-  end
-  local other = counters[2]
-  entry.dirty = entry.dirty or other and since(now, counter.used) >= UNUSED / 10
-  counter.used = now
-  if other and since(now, other.used) >= math.max(UNUSED, span_of(other.limit)) then
-    counters[2], entry.dirty = nil, true
-  end
-end
-
-local function window_end(counter)
-  local limit = counter.limit
-  local window = math.max(counter.state.window, floor_div(now, limit.window))
-  return math.min((window + 1) * limit.window, MAX)
-end
-
--- How long units granted now may be spent: within the same window of every limit in use.
-local function life_of(entry)
-  local life = MAX
-  for _, counter in ipairs(entry.counters) do
-    local limit = counter.limit
-    if since(now, counter.used) >= UNUSED then
-      -- No node uses it.
-    elseif limit.kind == TOKEN_BUCKET then
-      local refill = limit.capacity * limit.unit / limit.drain * limit.tick
-      life = math.min(life, math.floor(math.max(MIN_LIFE, math.min(MAX_LIFE, refill / 6))))
-    else
-      life = math.min(life, since(window_end(counter), now))
-    end
-  end
-  if entry.instead and now < entry.instead.till then
-    life = math.min(life, entry.instead.till - now)
-  end
-  return life
-end
-
--- How long after its end a lease can be given back: units of a sliding window also in the window after it, and units that
--- were spendable for one window of a limit only also in the longer window of the other.
-local function grace_of(entry)
-  local first, second = entry.counters[1].limit, entry.counters[2] and entry.counters[2].limit
-  if second and first.window and second.window then
-    return math.max(first.window, second.window)
-  end
-  return first.kind == SLIDING_COUNTER and first.window or 0
-end
-
--- Whether the window of a record is over, for a limit in use.
-local function is_over(entry, record)
-  for _, counter in ipairs(entry.counters) do
-    local window = counter.limit.window
-    if window and since(now, counter.used) < UNUSED
-      and floor_div(record.at, window) ~= floor_div(window_end(counter) - 1, window) then
-      return true
-    end
-  end
-  return false
-end
-
--- Applies what the node reports: what it has spent, and which units it still knows. Units that it does not know will never
--- be spent: it has released them, or never received them. Returns the record, if it can take more units.
-local function settle(entry, record, op)
-  if record.epoch ~= op.epoch then
-    -- The node knows every lease up to `op.epoch` and none after it: a newer one never reached the node; an older one was
-    -- forgotten by the node, perhaps after it was spent.
-    local unspent = record.granted - record.spent
-    if record.epoch > op.epoch then
-      give_back(entry, record.at, unspent)
-    else
-      charge_buckets(entry, now, unspent)
-    end
-    remove(entry, record)
-    return nil
-  end
-  local spent, released = op.spent - record.spent, record.granted - op.granted
-  give_back(entry, record.at, released + (record.reset == 1 and spent or 0))
-  charge_windows(entry, record.at, -released)
-  if record.reset == 0 then
-    charge_buckets(entry, now, spent)
-  end
-  record.sequence, record.spent, record.granted, record.reset = op.sequence, op.spent, op.granted, 0
-  entry.dirty = true
-  if record.granted <= record.spent then
-    remove(entry, record)
-    return nil
-  elseif is_over(entry, record) then
-    -- The node may have spent the rest since it sent the request.
-    charge_buckets(entry, now, record.granted - record.spent)
-    remove(entry, record)
-    return nil
-  end
-  return record
-end
-
--- A first block is the node's fair share of what the nodes without a lease can get; later blocks follow its demand, at most
--- half of what is left, so that blocks shrink near the limit.
-local function size_of_grant(entry, record, op, available)
-  if available <= 0 or available < op.least then
+-- The size of a block: see `size_of_grant` in `lease_general.lua`.
+local function block_size(available, has_lease, others, want, least, nodes)
+  if available <= 0 or available < least then
     return 0
   end
-  local share
-  if record then
-    share = op.nodes > 1 and floor_div(available, 2) or available
-  else
-    local _, others = held_by_others(entry, op.node, entry.counters[1].limit.window)
-    share = floor_div(available, math.max(op.nodes - others, 1))
-  end
-  return math.min(op.want, math.max(share, op.least, 1), available)
+  local parts = has_lease and min(nodes, 2) or max(nodes - others, 1)
+  return min(want, max((available - fmod(available, parts)) / parts, least, 1), available)
 end
 
-local function acquire(entry, op)
-  adopt(entry, op.limit)
-  local record
-  for _, r in ipairs(entry.records) do
-    if r.node == op.node then
-      record = r
+-- The reply to a request for units, or nothing if it needs the general path; then nothing has changed.
+local function acquire_fast(key, limit, node, sequence, epoch, spent, granted, want, least, nodes)
+  local value, is_bucket = values[key], limit.kind == TOKEN_BUCKET
+  local x, y, z, first, count = 0, 0, 0, now, 0
+  if value then
+    if sub(value, 1, 3) ~= ENTRY or sub(value, LIMIT_AT, STATE_AT - 1) ~= limit.packed then
+      return nil
+    end
+    local used
+    x, y, z, used, first = read('<ddddd', value, STATE_AT)
+    count = byte(value, 4)
+    -- Time may have gone back.
+    if used > now or not is_bucket and x > limit.window_now or count == MAX_RECORDS then
+      return nil
     end
   end
-  if record and op.sequence <= record.sequence then
-    return IGNORED, 0, 0, 0, 0
-  end
-  if record then
-    record = settle(entry, record, op)
-  end
-  charge_buckets(entry, now, op.debt)
-  charge_windows(entry, now, op.debt)
-  local counter = entry.counters[1]
-  local limit, state = counter.limit, occupied(entry, counter)
-  local judge = algorithms[limit.kind].judge
-  local available = judge(limit, state, now, 0).remaining
-  local units = size_of_grant(entry, record, op, available)
-  if limit.window and floor_div(now, limit.window) < counter.state.window then
-    -- Time went back: units of the later window would be spent in the earlier one.
-    units = 0
-  end
-  if units > 0 then
-    charge_windows(entry, now, units)
-    if not record then
-      record = { node = op.node, sequence = op.sequence, epoch = op.sequence, at = now, granted = 0, spent = 0, reset = 0 }
-      table.insert(entry.records, record)
+
+  -- The records of other nodes are kept as they are.
+  local kept, kept_count, others, held, longest, is_changed = '', 0, 0, 0, 0, false
+  local own, own_at, own_granted, own_spent = nil, now, 0, 0
+  local at = RECORDS_AT
+  for _ = 1, count do
+    local r_node, r_sequence, r_epoch, r_at, r_granted, r_spent, r_expiry, r_reset = read(RECORD, value, at)
+    if r_expiry <= now then
+      if is_bucket then
+        return nil
+      end
+      is_changed = true
+    elseif r_node == node then
+      if sequence <= r_sequence or epoch ~= r_epoch or r_reset ~= 0 or granted > r_granted or spent < r_spent then
+        return nil
+      end
+      own, own_at, own_granted, own_spent, is_changed = r_epoch, r_at, r_granted, r_spent, true
+    else
+      kept, kept_count = kept .. sub(value, at, at + RECORD_BYTES - 1), kept_count + 1
+      longest = max(longest, r_expiry)
+      if is_bucket or (r_at - fmod(r_at, limit.window)) / limit.window == limit.window_now then
+        held, others = held + r_granted - r_spent, others + 1
+      end
     end
-    record.granted = record.granted + units
-    entry.dirty = true
+    at = at + RECORD_BYTES
   end
-  if record then
-    record.expiry = now + life_of(entry) + grace_of(entry)
+  local has_settled = own ~= nil
+
+  local available, level, previous, current
+  if is_bucket then
+    level = x >= limit.tick_now and (x - limit.tick_now) * limit.drain + y or 0
+    if has_settled and spent > own_spent then
+      level = level + (spent - own_spent) * limit.unit
+      y = fmod(level, limit.drain)
+      x = limit.tick_now + (level - y) / limit.drain
+    end
+    if has_settled and granted <= spent then
+      own = nil
+    end
+    -- What is leased is occupied.
+    level = level + (held + (own and granted - spent or 0)) * limit.unit
+    local highest = 2 * max(level, limit.full)
+    if highest > LARGE or (limit.tick_now + highest / limit.drain + 2) * limit.tick > MAX then
+      return nil
+    end
+    local room = max(limit.full - level, 0)
+    available = (room - fmod(room, limit.unit)) / limit.unit
+  else
+    previous, current = 0, y
+    if limit.kind == SLIDING_COUNTER then
+      previous, current = y, z
+    end
+    if x < limit.window_now then
+      previous, current = x + 1 == limit.window_now and current or 0, 0
+    end
+    if has_settled then
+      local window, released = (own_at - fmod(own_at, limit.window)) / limit.window, own_granted - granted
+      if own_at < first then
+        released = 0
+      end
+      if window == limit.window_now then
+        current = max(current - released, 0)
+      elseif window + 1 == limit.window_now then
+        previous = max(previous - released, 0)
+      end
+      if granted <= spent or window ~= limit.window_now then
+        own = nil
+      end
+    end
+    local used = current
+    if limit.kind == FIXED_WINDOW then
+      previous = 0
+    else
+      local product = previous * max(limit.left, 0)
+      used = used + (product - fmod(product, limit.length)) / limit.length
+    end
+    available = max(limit.capacity - used, 0)
   end
+
+  local units = block_size(available, own ~= nil, others, want, least, nodes)
   local retry_after = 0
-  if units < op.least then
-    retry_after = judge(limit, state, now, op.least).span
+  if units < least and least <= limit.capacity then
+    retry_after = is_bucket and until_at_most(limit, level, limit.full - least * limit.unit)
+      or until_fits(limit, previous, current, least)
   end
-  return DONE, record and record.epoch or 0, units, available - units, retry_after
-end
+  if own then
+    own_granted, own_spent = granted, spent
+  elseif units > 0 then
+    own, own_at, own_granted, own_spent = sequence, now, 0, 0
+  end
+  is_changed = is_changed or units > 0
+  own_granted = own_granted + units
 
--- What is available, and the time until the cost fits.
-local function peek(entry, op)
-  adopt(entry, op.limit)
-  local counter = entry.counters[1]
-  local limit, state, judge = counter.limit, occupied(entry, counter), algorithms[counter.limit.kind].judge
-  return DONE, 0, 0, judge(limit, state, now, 0).remaining, judge(limit, state, now, op.least).span
-end
-
--- The time until a counter equals an unused one, if all leased units are spent.
-local function fresh_after(entry, counter)
-  return algorithms[counter.limit.kind].until_fresh(counter.limit, occupied(entry, counter), now)
-end
-
--- Leased units stay charged until their holder settles; what it has spent by then counts as spent before the reset.
-local function reset(entry)
-  expire(entry)
-  for _, r in ipairs(entry.records) do
-    r.reset = 1
-  end
-  for _, counter in ipairs(entry.counters) do
-    counter.state, entry.dirty = algorithms[counter.limit.kind].unseen, true
-    if counter.limit.window then
-      charge(entry, counter, now, (held_by_others(entry, 0, counter.limit.window)))
-    end
-  end
-end
-
-local function write(key, entry)
-  local instead, counters = entry.instead, entry.counters
-  if instead and instead.till + OVERRIDE_KEPT <= now then
-    instead = nil
-  end
-  local fresh = 0
-  for _, counter in ipairs(counters) do
-    fresh = math.max(fresh, fresh_after(entry, counter))
-  end
-  if fresh == 0 and #entry.records == 0 then
-    counters = {}
-  end
-  if #counters == 0 and not instead then
-    if values[key] then
-      redis.call('DEL', KEYS[key])
-    end
-    return
-  end
-  local parts, ttl = {}, fresh
-  parts[1] = struct.pack('<BBBB', VERSION, #counters, instead and 1 or 0, #entry.records)
-  for _, counter in ipairs(counters) do
-    local l = counter.limit
-    local x, y, z = pack_state(l.kind, counter.state)
-    parts[#parts + 1] =
-      struct.pack('<Bddddddddd', l.kind, l.a, l.b, l.c, l.d, x, y, z, counter.used, counter.since)
-  end
-  if instead then
-    local l = instead.limit
-    parts[#parts + 1] = struct.pack('<dBdddd', instead.till, l.kind, l.a, l.b, l.c, l.d)
-    ttl = math.max(ttl, since(instead.till + OVERRIDE_KEPT, now))
-  end
-  for _, r in ipairs(entry.records) do
-    parts[#parts + 1] =
-      struct.pack('<dddddddB', r.node, r.sequence, r.epoch, r.at, r.granted, r.spent, r.expiry, r.reset)
-    ttl = math.max(ttl, fresh + since(r.expiry, now))
-  end
-  ttl = math.max(least_ttl, 2 * ceil_div(ttl, 1000))
-  redis.call('SET', KEYS[key], table.concat(parts), 'PX', string.format('%.0f', ttl))
-end
-
-local replies, op = {}, {}
-for i = 1, operation_count do
-  local kind, key, limit
-  kind, key, limit, op.node, op.sequence, op.epoch, op.spent, op.granted, op.want, op.least, op.nodes, op.debt, place =
-    struct.unpack('<BHHddddddddd', data, place)
-  op.limit = limits[limit]
-  local entry = entry_of(key)
-  local status, epoch, granted, available, retry_after = DONE, 0, 0, 0, 0
-  if entry.newer then
-    status = NEWER
-  elseif kind == ACQUIRE then
-    status, epoch, granted, available, retry_after = acquire(entry, op)
-  elseif kind == PEEK then
-    status, epoch, granted, available, retry_after = peek(entry, op)
-  elseif kind == RESET then
-    reset(entry)
-  elseif kind == OVERRIDE then
-    if op.want > 0 then
-      entry.instead = { till = op.want, limit = op.limit }
-    elseif entry.instead then
-      entry.instead.till = math.min(entry.instead.till, now)
-    end
-    entry.dirty = true
+  -- The time until the counter equals an unused one, if all leased units are spent.
+  local fresh, reset_after
+  if is_bucket then
+    level = level + units * limit.unit
+    fresh = level > 0 and until_at_most(limit, level, 0) or 0
+    reset_after = fresh
+  elseif limit.kind == FIXED_WINDOW then
+    x, y, z = limit.window_now, current + units, 0
+    reset_after = limit.life
+    fresh = y > 0 and limit.life or 0
   else
-    return redis.error_reply('TIDEGATE unknown operation')
+    x, y, z = limit.window_now, previous, current + units
+    local product = y * max(limit.left, 0)
+    fresh = (product >= limit.length or z > 0) and until_fits(limit, y, z, limit.capacity) or 0
+    reset_after = fresh
   end
-  local life, capacity, reset_after, held = 0, 0, 0, 0
-  local counter = entry.counters[1]
-  if counter and kind <= PEEK then
-    life, capacity, held = life_of(entry), counter.limit.capacity, held_by_others(entry, op.node, counter.limit.window)
-    reset_after = counter.limit.kind == FIXED_WINDOW and since(window_end(counter), now) or fresh_after(entry, counter)
+
+  if is_changed then
+    local expiry = now + limit.life + limit.grace
+    local ttl = fresh + (own and max(longest, expiry) or max(longest, now)) - now
+    if not left[key] then
+      changed[#changed + 1] = key
+    end
+    if fresh == 0 and not own and kept_count == 0 then
+      values[key], left[key] = false, 0
+    else
+      local record = own and pack(RECORD, node, sequence, own, own_at, own_granted, own_spent, expiry, 0) or ''
+      values[key] = ENTRY .. char(kept_count + (own and 1 or 0)) .. limit.packed
+        .. pack('<ddddd', x, y, z, now, first) .. kept .. record
+      left[key] = max(least_ttl, 2 * math.ceil(ttl / 1000))
+    end
   end
-  replies[i] = struct.pack(
-    '<Bddddddddd', status, now, epoch, granted, life, available, capacity, retry_after, reset_after, held
+  return pack(
+    REPLY, DONE, now, own or 0, units, limit.life, available - units, limit.capacity, retry_after, reset_after, held
   )
 end
 
-for key, entry in pairs(entries) do
-  if entry.dirty and not entry.newer then
-    write(key, entry)
+local replies, run, write_all = {}, nil, nil
+for i = 1, operation_count do
+  local kind, key, index, node, sequence, epoch, spent, granted, want, least, nodes, debt, after =
+    read(OPERATION, data, place)
+  local reply
+  if kind == ACQUIRE and debt == 0 and want >= least and not entries[key] then
+    reply = acquire_fast(key, limits[index], node, sequence, epoch, spent, granted, want, least, nodes)
   end
+  if not reply then
+    if not run then
+      run, write_all = general(now, least_ttl, limits, values, left, entries)
+    end
+    reply = run(kind, key, {
+      limit = limits[index], node = node, sequence = sequence, epoch = epoch, spent = spent, granted = granted,
+      want = want, least = least, nodes = nodes, debt = debt,
+    })
+  end
+  replies[i], place = reply, after
+end
+
+for _, key in ipairs(changed) do
+  local ttl = left[key]
+  if ttl == 0 then
+    redis.call('DEL', KEYS[key])
+  elseif ttl then
+    redis.call('SET', KEYS[key], values[key], 'PX', ttl)
+  end
+end
+if write_all then
+  write_all()
 end
 return table.concat(replies)

@@ -119,6 +119,14 @@ impl Operation {
         }
     }
 
+    /// How many requests the operation contains: one, except for leases.
+    pub(crate) fn requests(&self) -> usize {
+        match self {
+            Self::Lease(requests) => requests.len(),
+            _ => 1,
+        }
+    }
+
     /// The hash slot of the operation's keys; `None` if it has no keys.
     pub(crate) fn slot(&self) -> Option<u16> {
         match self {

@@ -18,47 +18,65 @@ const DELAY: TimeSpan = TimeSpan::from_millis(50);
 const WINDOW_DELAY: TimeSpan = TimeSpan::from_millis(1);
 /// The bounds of the time between two settlements.
 const HORIZON: (TimeSpan, TimeSpan) = (TimeSpan::from_millis(50), TimeSpan::from_secs(5));
+/// The longest time between two settlements of a window that is rarely used. A bucket drains only what is settled, but for a
+/// window a settlement only returns units.
+const RARE_HORIZON: TimeSpan = TimeSpan::from_secs(15);
 /// When a block that is spent fast is settled for the first time. An unused bucket drains only from then on.
 const FIRST_SETTLEMENT: TimeSpan = TimeSpan::from_millis(200);
-/// The part of the block that must be spent by then.
+/// A block is spent fast if this part of it is spent by then. A counter is rarely used if less is spent between settlements.
 const FIRST_PART: u64 = 8;
 /// The shortest time between two requests that are rejected.
 const ASK_INTERVAL: TimeSpan = TimeSpan::from_millis(2);
-/// The same while other nodes hold units; it doubles up to eight times.
+/// The same while other nodes hold units. It doubles up to a quarter of the longest time between their settlements, at least
+/// three times.
 const BACKOFF: TimeSpan = TimeSpan::from_millis(100);
-const MAX_BACKOFF: u32 = 3;
+const MAX_DOUBLINGS: u32 = 5;
+const MIN_DOUBLINGS: u32 = 3;
 /// Other nodes hold a relevant number of units if it is more than one part in this many of the limit.
 const RELEVANT: u64 = 50;
 /// The least number of units asked for in advance.
 const SMALLEST_WANT: u64 = 4;
 
 /// A counter on a node. All times are those of the node's clock, except where `store` time is mentioned.
+///
+/// The fields that decisions use are first, so that they share few cache lines.
 #[derive(Clone, Debug)]
+#[repr(C)]
 pub(crate) struct LeaseBlock {
+    /// The units of the lease.
+    granted: u64,
+    /// The units of it that are spent.
+    spent: u64,
+    /// From here on no unit of the lease may be spent.
+    usable_until: Timestamp,
+    contact: Option<LastContact>,
+    /// The store time of the last decision: the estimate never goes back.
+    latest: Timestamp,
+    /// With this many units left the next block is requested; 0 for never.
+    low_water: u64,
+    /// With this many units spent, a bucket reports them.
+    report_at: u64,
+    /// The fingerprint of `limit`.
+    fingerprint: u64,
+    /// The time in which one unit is refilled; 0 for windows.
+    refill: TimeSpan,
+    /// Units charged beyond the lease (overage), not yet sent.
+    debt: u64,
+    demand: Demand,
+    rejection: Option<LocalRejection>,
+    pending: Option<PendingRequest>,
     limit: Limit,
     /// The newest lease that the node knows; `granted` and `spent` belong to it. Before the first lease, a number smaller
     /// than that of every lease to come.
     epoch: u64,
-    granted: u64,
-    spent: u64,
     /// The units reported as spent in the last request, and the store time up to which they were spent. Later spending can be
     /// refunded.
     reported: u64,
     reported_at: Timestamp,
-    /// Units charged beyond the lease (overage), not yet sent.
-    debt: u64,
-    /// From here on no unit of the lease may be spent.
-    usable_until: Timestamp,
-    contact: Option<LastContact>,
-    rejection: Option<LocalRejection>,
-    demand: Demand,
-    pending: Option<PendingRequest>,
-    /// With this many units left the next block is requested; 0 for never.
-    low_water: u64,
     settle_at: Timestamp,
+    /// A window that is rarely used is settled only then.
+    settle_latest: Timestamp,
     horizon: TimeSpan,
-    /// The store time of the last decision: the estimate never goes back.
-    latest: Timestamp,
     rejections_in_a_row: u32,
 }
 
@@ -101,6 +119,8 @@ pub(crate) enum ContactReason {
     Decision { cost: u64 },
     /// The block will soon be used up, after a decision of this cost.
     LowWater { cost: u64 },
+    /// Much of a bucket's block is spent, and drains only once it is reported; after a decision of this cost.
+    Report { cost: u64 },
     /// It is time to report, to renew and to release.
     Settlement,
 }
@@ -119,6 +139,8 @@ impl LeaseBlock {
     pub(crate) fn new(limit: Limit, sequence: u64) -> Self {
         Self {
             limit,
+            fingerprint: limit.fingerprint(),
+            refill: refill_of(&limit),
             epoch: sequence,
             granted: 0,
             spent: 0,
@@ -131,8 +153,10 @@ impl LeaseBlock {
             demand: Demand::default(),
             pending: None,
             low_water: 0,
+            report_at: u64::MAX,
             settle_at: Timestamp::MAX,
             horizon: HORIZON.1,
+            settle_latest: Timestamp::ZERO,
             latest: Timestamp::ZERO,
             rejections_in_a_row: 0,
         }
@@ -161,10 +185,16 @@ impl LeaseBlock {
         &self.limit
     }
 
+    /// Whether the rule's limit is `limit`.
+    #[inline]
+    pub(crate) fn has_limit(&self, limit: &Limit) -> bool {
+        self.fingerprint == limit.fingerprint()
+    }
+
     /// Uses another limit of the rule from now on. The lease is released with the next request.
     pub(crate) fn set_limit(&mut self, limit: &Limit) {
-        if self.limit.fingerprint() != limit.fingerprint() {
-            self.limit = *limit;
+        if !self.has_limit(limit) {
+            (self.limit, self.fingerprint, self.refill) = (*limit, limit.fingerprint(), refill_of(limit));
             self.forget();
         }
     }
@@ -176,6 +206,7 @@ impl LeaseBlock {
         self.rejection = None;
         self.pending = None;
         self.low_water = 0;
+        self.report_at = u64::MAX;
         self.rejections_in_a_row = 0;
     }
 
@@ -195,6 +226,7 @@ impl LeaseBlock {
     }
 
     /// Whether Redis must be asked before a decision of this cost.
+    #[inline]
     pub(crate) fn must_ask(&self, cost: Cost, now: Timestamp) -> bool {
         let Some(contact) = &self.contact else { return true };
         let missing = cost.get().saturating_sub(self.units(now));
@@ -206,13 +238,21 @@ impl LeaseBlock {
             && self.rejection.is_none_or(|rejection| missing < rejection.least || now >= rejection.ask_at)
     }
 
+    /// Why Redis should be contacted after a decision of this cost, if it should.
+    #[inline]
+    pub(crate) fn reason_to_ask(&self, cost: u64, now: Timestamp) -> Option<ContactReason> {
+        if self.is_low(now) {
+            return Some(ContactReason::LowWater { cost });
+        }
+        (self.spent >= self.report_at && self.pending.is_none()).then_some(ContactReason::Report { cost })
+    }
+
     /// Whether the next block should be requested now.
-    pub(crate) fn is_low(&self, now: Timestamp) -> bool {
-        self.low_water > 0
-            && self.pending.is_none()
+    fn is_low(&self, now: Timestamp) -> bool {
+        let is_low = self.low_water > 0
             && self.units(now) <= self.low_water
-            && self.rejection.is_none_or(|rejection| now >= rejection.ask_at)
-            || self.debt > 0 && self.pending.is_none()
+            && self.rejection.is_none_or(|rejection| now >= rejection.ask_at);
+        (is_low || self.debt > 0) && self.pending.is_none()
     }
 
     /// The store time at `now`, at most: it is never later than the server's clock, apart from drift.
@@ -244,7 +284,7 @@ impl LeaseBlock {
             let retry_at = self.rejection.map_or(now + BACKOFF, |rejection| rejection.retry_at);
             (Verdict::NotUntil { retry_after: retry_at.since(now).max(ASK_INTERVAL) }, units)
         };
-        let unspent = TimeSpan::from_micros(left.saturating_mul(self.micros_per_unit()));
+        let unspent = TimeSpan::from_micros(left.saturating_mul(self.refill.as_micros()));
         Outcome {
             verdict,
             limit: contact.capacity,
@@ -292,7 +332,7 @@ impl LeaseBlock {
 
     /// Makes units spendable again whose spending was not reported: those of the same lease, spent since the last request.
     pub(crate) fn refund(&mut self, limit: &Limit, cost: Cost, charged: Timestamp) {
-        if charged > self.reported_at && limit.fingerprint() == self.limit.fingerprint() {
+        if charged > self.reported_at && self.has_limit(limit) {
             self.spent = self.spent.saturating_sub(cost.get()).max(self.reported.min(self.spent));
         }
     }
@@ -339,10 +379,14 @@ impl LeaseBlock {
         reason: ContactReason,
         now: Timestamp,
     ) -> Option<LeaseAction> {
+        if reason == ContactReason::Settlement && self.can_settle_later(now) {
+            self.settle_at = self.settle_latest.min(now + self.horizon);
+            return None;
+        }
         if now >= self.usable_until {
             self.granted = self.spent;
         }
-        let is_idle = self.demand.is_idle();
+        let is_idle = self.demand.since_sample() == 0;
         self.demand.sample(now);
         let expected =
             self.demand.within(self.horizon).map(|units| units.saturating_mul(2).max(SMALLEST_WANT));
@@ -355,6 +399,7 @@ impl LeaseBlock {
             ContactReason::LowWater { .. } => {
                 (1, expected.unwrap_or(WHOLE_SHARE).saturating_sub(units).max(SMALLEST_WANT))
             }
+            ContactReason::Report { .. } => (0, 0),
             ContactReason::Settlement => {
                 let kept = if is_idle { 0 } else { expected.unwrap_or(units).min(units) };
                 if kept == units && self.debt == 0 && is_windowed(&self.limit) {
@@ -366,6 +411,7 @@ impl LeaseBlock {
             }
         };
         self.report(reason, now);
+        self.report_at = u64::MAX;
         let RequestOrigin { node, sequence, nodes } = origin;
         let debt = std::mem::take(&mut self.debt);
         self.pending = Some(PendingRequest { sequence, sent: now, least, debt });
@@ -382,12 +428,23 @@ impl LeaseBlock {
         })
     }
 
+    /// Whether little would change if the window is settled later: it is far from used up here.
+    fn can_settle_later(&self, now: Timestamp) -> bool {
+        let (units, demand) = (self.units(now), self.demand.since_sample());
+        is_windowed(&self.limit)
+            && self.debt == 0
+            && now < self.settle_latest
+            && demand.saturating_mul(FIRST_PART) < units.saturating_add(demand)
+    }
+
     /// Reports what is spent, except by the decision that caused the request: it can still be refunded, and is reported with
     /// the next request. Redis charges what is reported late no earlier than when it was spent.
     fn report(&mut self, reason: ContactReason, now: Timestamp) {
         let at = self.store_time(now);
         let unreported = match reason {
-            ContactReason::LowWater { cost } => cost.min(self.spent.saturating_sub(self.reported)),
+            ContactReason::LowWater { cost } | ContactReason::Report { cost } => {
+                cost.min(self.spent.saturating_sub(self.reported))
+            }
             ContactReason::Decision { .. } | ContactReason::Settlement => 0,
         };
         self.reported = self.spent.saturating_sub(unreported);
@@ -421,9 +478,14 @@ impl LeaseBlock {
             reset_at: now + reply.reset_after,
         });
         let parts = if is_windowed(&self.limit) { 4 } else { 2 };
-        self.horizon = TimeSpan::from_micros(reply.life.as_micros() / parts).clamp(HORIZON.0, HORIZON.1);
+        let interval = TimeSpan::from_micros(reply.life.as_micros() / parts);
+        self.horizon = interval.clamp(HORIZON.0, HORIZON.1);
         self.settle_at = now + self.horizon;
-        self.low_water = self.units(now) / 4;
+        self.settle_latest = now + interval.clamp(HORIZON.0, RARE_HORIZON);
+        // Without units that no node has leased, only another node can make a window grant more, and seldom does.
+        let may_grow = reply.available > 0 || !is_windowed(&self.limit);
+        self.low_water = if may_grow { self.units(now) / 4 } else { 0 };
+        self.report_at = self.next_report(reply.capacity, now);
         if reply.granted < pending.least {
             self.reject(pending.least, reply, now);
         } else if pending.least > 0 {
@@ -432,15 +494,29 @@ impl LeaseBlock {
         }
     }
 
+    /// A bucket does not drain while most of it is leased and nothing is reported. So the first units of a large block are
+    /// reported soon, and the next ones when twice as many are spent.
+    fn next_report(&self, capacity: u64, now: Timestamp) -> u64 {
+        let units = self.units(now);
+        if is_windowed(&self.limit) || units.saturating_mul(FIRST_PART) < capacity {
+            return u64::MAX;
+        }
+        self.reported.saturating_mul(2).max(units / FIRST_PART).max(SMALLEST_WANT)
+    }
+
     fn reject(&mut self, least: u64, reply: &LeaseReply, now: Timestamp) {
         let retry_at = now + reply.retry_after;
         let mut ask_at = retry_at;
         if reply.held_elsewhere.saturating_mul(RELEVANT) > reply.capacity {
-            let backoff = BACKOFF.as_micros() << self.rejections_in_a_row.min(MAX_BACKOFF);
-            ask_at = ask_at.min(now + TimeSpan::from_micros(backoff));
+            let longest =
+                (BACKOFF.as_micros() << MIN_DOUBLINGS).max(self.settle_latest.since(now).as_micros() / 4);
+            let backoff = BACKOFF.as_micros() << self.rejections_in_a_row.min(MAX_DOUBLINGS);
+            ask_at = ask_at.min(now + TimeSpan::from_micros(backoff.min(longest)));
             self.rejections_in_a_row += 1;
         }
         self.rejection = Some(LocalRejection { least, retry_at, ask_at: ask_at.max(now + ASK_INTERVAL) });
+        // What is left is spent before Redis is asked again.
+        self.low_water = 0;
     }
 
     /// Gives up request `sequence`: its result is unknown. Units that it may have been granted are never spent.
@@ -454,16 +530,16 @@ impl LeaseBlock {
             self.debt = self.debt.saturating_add(pending.debt);
         }
     }
+}
 
-    /// The time in which one unit is refilled; 0 for windows.
-    fn micros_per_unit(&self) -> u64 {
-        match self.limit.kind() {
-            AlgorithmKind::TokenBucket(bucket) => {
-                let rate = bucket.rate();
-                rate.unit().get().saturating_mul(rate.tick().micros()) / rate.drain()
-            }
-            _ => 0,
+/// The time in which one unit is refilled; 0 for windows.
+fn refill_of(limit: &Limit) -> TimeSpan {
+    match limit.kind() {
+        AlgorithmKind::TokenBucket(bucket) => {
+            let rate = bucket.rate();
+            TimeSpan::from_micros(rate.unit().get().saturating_mul(rate.tick().micros()) / rate.drain())
         }
+        _ => TimeSpan::ZERO,
     }
 }
 

@@ -1,11 +1,12 @@
 //! Requests to Redis. They run as tasks of the link, so that a decision that is given up does not lose a grant; decisions
 //! that wait for the same counter share a request.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use futures_util::future::join_all;
+use smallvec::SmallVec;
 use tidegate_core::{Algorithm, CounterKey, Limit, Timestamp};
 use tidegate_store::StoreError;
 use tokio::sync::oneshot;
@@ -24,7 +25,7 @@ use crate::operation::{Operation, OperationReply};
 const STEP: Duration = Duration::from_millis(20);
 /// A step looks at one shard in this many, so that every counter is looked at about once in 320 ms.
 const STEPS: usize = 16;
-/// The most counters settled in one call, so that Redis is not blocked for long.
+/// The most counters in one call, so that Redis is not blocked for long.
 const CALL_MAX: usize = 64;
 
 /// The counters of a node and the way to Redis.
@@ -36,6 +37,8 @@ pub(super) struct LeaseNode {
     pub(super) events: LeaseEvents,
     nodes: Arc<NodeCount>,
     sequence: AtomicU64,
+    /// Requests that wait to be sent together.
+    outbox: Mutex<Vec<ReadyRequest>>,
 }
 
 /// Why Redis did not reply to a request; each waiting decision gets a copy.
@@ -79,13 +82,19 @@ impl From<ContactFailure> for StoreError {
     }
 }
 
-/// A request that is ready to be sent.
+/// A request that is ready to be sent, and the counter that it is for.
 #[derive(Debug)]
 pub(super) struct ReadyRequest {
+    request: LeaseRequest,
+    contact: SlotContact,
+}
+
+/// The counter of a request, and why it was made.
+#[derive(Debug)]
+struct SlotContact {
     address: SlotAddress,
     sequence: u64,
     reason: ContactReason,
-    request: LeaseRequest,
 }
 
 /// The result of a request that a decision waits for.
@@ -100,6 +109,7 @@ impl LeaseNode {
             events: LeaseEvents::default(),
             nodes,
             sequence: AtomicU64::new(0),
+            outbox: Mutex::default(),
             link,
         }
     }
@@ -136,18 +146,51 @@ impl LeaseNode {
         }
         let action = slot.block.request(origin, reason, now)?;
         let request = LeaseRequest { key: slot.name.clone(), limit: Some(*slot.block.limit()), action };
-        Some(ReadyRequest { address: slot.address.clone(), sequence, reason, request })
+        Some(ReadyRequest {
+            request,
+            contact: SlotContact { address: slot.address.clone(), sequence, reason },
+        })
     }
 
-    /// Sends a request in the background.
+    /// Sends a request in the background, together with others that are made before the link gets to it.
     pub(super) fn send(self: &Arc<Self>, ready: ReadyRequest, now: Timestamp) {
         let node = Arc::clone(self);
-        self.link.spawn(async move { node.exchange(vec![ready], now).await });
+        if self.link.config().time == TimeSource::Caller {
+            // Requests with different times cannot share a call.
+            self.link.spawn(async move { node.exchange([ready], now).await });
+            return;
+        }
+        let mut outbox = self.outbox.lock().unwrap_or_else(PoisonError::into_inner);
+        outbox.push(ready);
+        let is_first = outbox.len() == 1;
+        drop(outbox);
+        if is_first {
+            self.link.spawn(async move {
+                let ready = std::mem::take(&mut *node.outbox.lock().unwrap_or_else(PoisonError::into_inner));
+                node.exchange_all(ready, now).await;
+            });
+        }
+    }
+
+    /// Sends requests in as few calls as possible, all at the same time.
+    async fn exchange_all(&self, ready: Vec<ReadyRequest>, now: Timestamp) {
+        let most = if self.link.has_slots() { 1 } else { CALL_MAX };
+        if ready.len() <= most {
+            return self.exchange(ready, now).await;
+        }
+        let mut ready = ready.into_iter();
+        let mut batches = Vec::new();
+        while ready.len() > 0 {
+            batches.push(self.exchange(ready.by_ref().take(most).collect::<Vec<_>>(), now));
+        }
+        join_all(batches).await;
     }
 
     /// Sends requests in one call and applies the replies.
-    async fn exchange(&self, mut batch: Vec<ReadyRequest>, now: Timestamp) {
-        let requests = batch.iter().map(|ready| ready.request.clone()).collect();
+    async fn exchange(&self, batch: impl IntoIterator<Item = ReadyRequest>, now: Timestamp) {
+        let split = |ready: ReadyRequest| (ready.request, ready.contact);
+        let (requests, mut batch): (Vec<_>, SmallVec<[SlotContact; 1]>) =
+            batch.into_iter().map(split).unzip();
         let result = self.call(requests, now).await;
         let received = self.local_time(now);
         match result {
@@ -174,7 +217,7 @@ impl LeaseNode {
         }
     }
 
-    fn apply(&self, ready: &ReadyRequest, reply: &LeaseReply, received: Timestamp) {
+    fn apply(&self, ready: &SlotContact, reply: &LeaseReply, received: Timestamp) {
         if reply.status == LeaseStatus::NewerFormat {
             let reason = "a newer version wrote this counter; update this node";
             self.fail(std::slice::from_ref(ready), &ContactFailure::Protocol(reason.to_owned()));
@@ -185,7 +228,7 @@ impl LeaseNode {
             std::mem::take(&mut slot.waiters)
         });
         match ready.reason {
-            ContactReason::Settlement => count(&self.events.settlements, 1),
+            ContactReason::Settlement | ContactReason::Report { .. } => count(&self.events.settlements, 1),
             _ if reply.granted == 0 => count(&self.events.rejections, 1),
             _ => {}
         }
@@ -198,7 +241,7 @@ impl LeaseNode {
         }
     }
 
-    fn fail(&self, batch: &[ReadyRequest], failure: &ContactFailure) {
+    fn fail(&self, batch: &[SlotContact], failure: &ContactFailure) {
         count(&self.events.failures, batch.len() as u64);
         for ready in batch {
             let waiters = self.table.with_slot(&ready.address, |slot| {
@@ -225,12 +268,8 @@ impl LeaseNode {
             shard.drop_idle(now);
         }
         while !due.is_empty() {
-            let batch: Vec<_> = due.drain(..due.len().min(CALL_MAX)).collect();
-            if self.link.has_slots() {
-                join_all(batch.into_iter().map(|ready| self.exchange(vec![ready], now))).await;
-            } else {
-                self.exchange(batch, now).await;
-            }
+            // One call after the other: nobody waits for a settlement.
+            self.exchange_all(due.drain(..due.len().min(CALL_MAX)).collect(), now).await;
         }
     }
 

@@ -44,13 +44,13 @@ impl LeaseNode {
         let mut shard = self.table.lock(LeaseTable::shard_index(hash))?;
         let slot = shard.find(hash, check.key)?;
         let block = &mut slot.block;
-        if block.limit().fingerprint() != check.limit.fingerprint() || block.must_ask(check.cost, now) {
+        if !block.has_limit(check.limit) || block.must_ask(check.cost, now) {
             return None;
         }
         let outcome = block.decide(check.cost, check.role, now);
         let at = block.store_time(now);
-        let reason = ContactReason::LowWater { cost: check.cost.get() };
-        let ready = block.is_low(now).then(|| self.prepare(slot, reason, now)).flatten();
+        let reason = block.reason_to_ask(check.cost.get(), now);
+        let ready = reason.and_then(|reason| self.prepare(slot, reason, now));
         drop(shard);
         if let Some(ready) = ready {
             self.send(ready, now);
@@ -151,9 +151,8 @@ impl LeaseNode {
             let Some(slot) = shard.and_then(|shard| shard.find(*hash, check.key)) else { continue };
             slot.block.observe(at);
             slot.block.add_demand(check.cost);
-            if slot.block.is_low(now) {
-                let cost = cost_of_key(checks, check).get();
-                ready.extend(self.prepare(slot, ContactReason::LowWater { cost }, now));
+            if let Some(reason) = slot.block.reason_to_ask(cost_of_key(checks, check).get(), now) {
+                ready.extend(self.prepare(slot, reason, now));
             }
         }
         decision
@@ -175,7 +174,7 @@ impl LeaseNode {
         let hash = self.table.hash(check.key);
         let mut shard = self.table.lock(LeaseTable::shard_index(hash))?;
         let block = &shard.find(hash, check.key)?.block;
-        (block.is_known() && block.limit().fingerprint() == check.limit.fingerprint()).then(|| block.clone())
+        (block.is_known() && block.has_limit(check.limit)).then(|| block.clone())
     }
 }
 

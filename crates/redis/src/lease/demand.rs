@@ -23,9 +23,9 @@ impl Demand {
         self.units = self.units.saturating_add(units);
     }
 
-    /// Whether nothing was counted since the last sample.
-    pub(super) fn is_idle(&self) -> bool {
-        self.units == 0
+    /// The units counted since the last sample.
+    pub(super) fn since_sample(&self) -> u64 {
+        self.units
     }
 
     /// Updates the average.

@@ -47,8 +47,10 @@
 //!
 //! The first block is the node's fair share of what nodes without a lease can get: 300 units over three nodes start as
 //! 100/100/100. Later blocks follow the demand and take at most half of what is left, so blocks shrink near the limit. A
-//! periodic settlement keeps what the node needs for twice the interval and releases the rest. A rejection is local until
-//! Redis may have units again; while other nodes hold units that they may release, the node asks more often.
+//! periodic settlement keeps what the node needs for twice the interval and releases the rest. A window that is rarely used
+//! is settled less often, because its settlement only returns units. A bucket drains only what is settled, so a node reports
+//! the first units of a large block early. A rejection is local until Redis may have units again; while other nodes hold
+//! units that they may release, the node asks more often.
 //!
 //! A lease of a token bucket lives for a sixth of the time in which the bucket refills, at least 2 s and at most 10 s: units
 //! of a killed node are charged then and drain. Leases of windows last until their window ends.
@@ -62,6 +64,8 @@ mod request;
 #[cfg(test)]
 mod simulation;
 mod table;
+#[cfg(test)]
+mod utilisation_tests;
 
 use std::sync::Arc;
 
@@ -147,6 +151,12 @@ impl LeaseStore {
         }
     }
 
+    /// Decides a single check without Redis, if that is possible.
+    #[inline]
+    pub(crate) fn decide_locally(&self, check: &Check<'_>, now: Timestamp) -> Option<Decision> {
+        self.node.decide_one(check, now)
+    }
+
     fn forget(&self, key: CounterKey<'_>) {
         let hash = self.node.table.hash(key);
         let Some(mut shard) = self.node.table.lock(LeaseTable::shard_index(hash)) else { return };
@@ -161,7 +171,7 @@ impl Store for LeaseStore {
     #[inline]
     async fn decide(&self, checks: &[Check<'_>], now: Timestamp) -> Result<Decision, StoreError> {
         if let [check] = checks
-            && let Some(decision) = self.node.decide_one(check, now)
+            && let Some(decision) = self.decide_locally(check, now)
         {
             return Ok(decision);
         }

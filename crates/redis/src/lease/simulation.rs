@@ -138,8 +138,8 @@ impl Simulation {
             self.spends.push((at, now));
             self.coverage.admitted += 1;
         }
-        if simulated.block.is_low(local) {
-            self.contact(node, ContactReason::LowWater { cost: 1 });
+        if let Some(reason) = simulated.block.reason_to_ask(1, local) {
+            self.contact(node, reason);
         }
     }
 

@@ -33,12 +33,20 @@ pub(super) struct LeaseTable {
 /// One shard.
 #[derive(Debug)]
 pub(super) struct LeaseShard {
-    slots: HashTable<LeaseSlot>,
+    slots: HashTable<IndexedSlot>,
     /// Every slot by its central name: a change on another node is known only by the name, from which the client cannot be
     /// derived.
     names: HashTable<NamedSlot>,
     hasher: RandomState,
     max: usize,
+}
+
+/// A slot in the table. The table itself stays small: most decisions find its part in the cache, and it grows without moving
+/// the slots.
+#[derive(Debug)]
+struct IndexedSlot {
+    hash: u64,
+    slot: Box<LeaseSlot>,
 }
 
 /// The hashes of a slot's central name and of its key.
@@ -48,13 +56,15 @@ struct NamedSlot {
     key: u64,
 }
 
-/// A counter and the decisions that wait for it.
+/// A counter and the decisions that wait for it. The fields that every decision reads are in the first cache lines: here the
+/// address, then those of the block.
 #[derive(Debug)]
+#[repr(C, align(64))]
 pub(super) struct LeaseSlot {
     pub(super) address: SlotAddress,
+    pub(super) block: LeaseBlock,
     /// The name of the counter's leases.
     pub(super) name: KeyName,
-    pub(super) block: LeaseBlock,
     pub(super) waiters: Vec<Waiter>,
 }
 
@@ -63,7 +73,7 @@ pub(super) struct LeaseSlot {
 pub(super) struct SlotAddress {
     hash: u64,
     rule: RuleId,
-    client: Box<[u8]>,
+    client: SmallVec<[u8; 16]>,
 }
 
 impl SlotAddress {
@@ -134,7 +144,7 @@ impl LockedShards<'_> {
     pub(super) fn slot(&self, hash: u64, key: CounterKey<'_>) -> Option<&LeaseSlot> {
         let index = LeaseTable::shard_index(hash);
         let (_, shard) = self.0.iter().find(|(locked, _)| *locked == index)?;
-        shard.slots.find(hash, |slot| slot.address.key() == key)
+        shard.slots.find(hash, is_at(hash, key)).map(|indexed| &*indexed.slot)
     }
 }
 
@@ -146,7 +156,7 @@ impl LeaseShard {
     /// The slot of a key.
     #[inline]
     pub(super) fn find(&mut self, hash: u64, key: CounterKey<'_>) -> Option<&mut LeaseSlot> {
-        self.slots.find_mut(hash, |slot| slot.address.key() == key)
+        self.slots.find_mut(hash, is_at(hash, key)).map(|indexed| &mut *indexed.slot)
     }
 
     /// The slot of a key, new if there is none; `None` if the shard is full of counters with pending requests or debts.
@@ -157,29 +167,29 @@ impl LeaseShard {
         now: Timestamp,
         new_block: impl FnOnce() -> (KeyName, LeaseBlock),
     ) -> Option<&mut LeaseSlot> {
-        if self.slots.find(hash, |slot| slot.address.key() == key).is_none() {
+        if self.slots.find(hash, is_at(hash, key)).is_none() {
             if self.slots.len() >= self.max {
                 self.drop_one(now)?;
             }
             let address = SlotAddress { hash, rule: key.rule, client: key.client.into() };
             let (name, block) = new_block();
-            let slot = LeaseSlot { address, name, block, waiters: Vec::new() };
+            let slot = Box::new(LeaseSlot { address, block, name, waiters: Vec::new() });
             let named = slot.named(&self.hasher);
             self.names.insert_unique(named.name, named, |named| named.name);
-            self.slots.insert_unique(hash, slot, |slot| slot.address.hash);
+            self.slots.insert_unique(hash, IndexedSlot { hash, slot }, |indexed| indexed.hash);
         }
         self.find(hash, key)
     }
 
     /// All slots.
     pub(super) fn iter_mut(&mut self) -> impl Iterator<Item = &mut LeaseSlot> {
-        self.slots.iter_mut()
+        self.slots.iter_mut().map(|indexed| &mut *indexed.slot)
     }
 
     /// Drops the slots of which nothing would be lost.
     pub(super) fn drop_idle(&mut self, now: Timestamp) {
         let Self { slots, names, hasher, .. } = self;
-        slots.retain(|slot| {
+        slots.retain(|IndexedSlot { slot, .. }| {
             let is_kept = !slot.waiters.is_empty() || !slot.block.is_idle(now);
             if !is_kept {
                 remove_name(names, slot.named(hasher));
@@ -191,12 +201,14 @@ impl LeaseShard {
     /// Calls `change` with the slot of a counter with this central name, if there is one.
     pub(super) fn change_named(&mut self, central: &[u8], change: impl FnOnce(&mut LeaseSlot)) {
         let name = self.hasher.hash_one(central);
-        let is_it = |slot: &LeaseSlot| slot.central_name() == central;
+        let is_it = |indexed: &IndexedSlot| indexed.slot.central_name() == central;
         let slots = &self.slots;
         let found =
             self.names.find(name, |named| named.name == name && slots.find(named.key, is_it).is_some());
-        if let Some(NamedSlot { key, .. }) = found.copied() {
-            self.slots.find_mut(key, is_it).map(change);
+        if let Some(NamedSlot { key, .. }) = found.copied()
+            && let Some(indexed) = self.slots.find_mut(key, is_it)
+        {
+            change(&mut indexed.slot);
         }
     }
 
@@ -205,11 +217,11 @@ impl LeaseShard {
     fn drop_one(&mut self, now: Timestamp) -> Option<()> {
         let is_droppable =
             |slot: &&LeaseSlot| slot.waiters.is_empty() && !slot.block.is_pending() && !slot.block.has_debt();
-        let droppable = self.slots.iter().filter(is_droppable);
+        let droppable = self.slots.iter().map(|indexed| &*indexed.slot).filter(is_droppable);
         let least = droppable.take(CANDIDATES).min_by_key(|slot| slot.block.units(now))?;
         let address = least.address.clone();
-        let entry = self.slots.find_entry(address.hash, |slot| slot.address.key() == address.key()).ok()?;
-        let (slot, _) = entry.remove();
+        let entry = self.slots.find_entry(address.hash, is_at(address.hash, address.key())).ok()?;
+        let (IndexedSlot { slot, .. }, _) = entry.remove();
         remove_name(&mut self.names, slot.named(&self.hasher));
         Some(())
     }
@@ -224,6 +236,11 @@ impl LeaseSlot {
     fn named(&self, hasher: &RandomState) -> NamedSlot {
         NamedSlot { name: hasher.hash_one(self.central_name()), key: self.address.hash }
     }
+}
+
+/// Whether a slot is that of `key`, whose hash is `hash`.
+fn is_at(hash: u64, key: CounterKey<'_>) -> impl Fn(&IndexedSlot) -> bool {
+    move |indexed| indexed.hash == hash && indexed.slot.address.key() == key
 }
 
 fn remove_name(names: &mut HashTable<NamedSlot>, slot: NamedSlot) {

@@ -10,8 +10,9 @@ use super::queue::{CallBody, PendingCall};
 use crate::operation::{Operation, ScriptName};
 use crate::script::{self, ScriptCall};
 
-/// Operations in one script call. Redis does nothing else meanwhile, so the call must be short.
-const MAX_OPERATIONS: usize = 64;
+/// Requests in one script call, unless a single operation has more. Redis does nothing else meanwhile, so the call must be
+/// short.
+const MAX_REQUESTS: usize = 64;
 /// Bytes of the arguments of a script call with more than one operation.
 const MAX_BYTES: usize = 64 << 10;
 
@@ -47,27 +48,30 @@ impl Batch {
     /// Groups `calls`.
     pub(super) fn new(calls: Vec<PendingCall>, grouping: Grouping) -> Self {
         let mut batch = Self::default();
-        let mut groups: Vec<(Option<ScriptName>, Vec<PendingCall>)> = Vec::new();
+        let mut groups: Vec<(Option<ScriptName>, Vec<PendingCall>, usize)> = Vec::new();
         let mut open: HashMap<GroupKey, usize> = HashMap::new();
         for call in calls {
             let CallBody::Operation(operation, now) = &call.body else {
-                groups.push((None, vec![call]));
+                groups.push((None, vec![call], 1));
                 continue;
             };
-            let script = operation.script();
+            let (script, requests) = (operation.script(), operation.requests());
             let key = (script, if grouping.has_slots { call.slot } else { 0 }, *now);
             let shared = open.get(&key).copied().filter(|_| !call.is_alone);
             match shared.and_then(|index| groups.get_mut(index)) {
-                Some((_, group)) if group.len() < MAX_OPERATIONS => group.push(call),
+                Some((_, group, count)) if *count + requests <= MAX_REQUESTS => {
+                    group.push(call);
+                    *count += requests;
+                }
                 _ => {
                     if !call.is_alone {
                         open.insert(key, groups.len());
                     }
-                    groups.push((Some(script), vec![call]));
+                    groups.push((Some(script), vec![call], requests));
                 }
             }
         }
-        for (script, calls) in groups {
+        for (script, calls, _) in groups {
             match script {
                 Some(script) => batch.push_script_call(script, calls),
                 None => batch.push_commands(calls),
@@ -130,6 +134,11 @@ impl Batch {
 }
 
 impl CallGroup {
+    /// The number of requests in all operations.
+    pub(super) fn requests(&self) -> usize {
+        self.operations().into_iter().map(Operation::requests).sum()
+    }
+
     /// The operations of the calls, in order.
     pub(super) fn operations(&self) -> Vec<&Operation> {
         operations(&self.calls)

@@ -226,7 +226,7 @@ impl Dispatcher {
                     self.shared.queue.answer(&call.reply, Err(error));
                 }
                 for group in batch.groups.iter().flatten().filter(|group| !group.is_command()) {
-                    self.shared.stats.add_script_call(group.calls.len());
+                    self.shared.stats.add_script_call(group.requests());
                 }
                 if batch.groups.is_empty() {
                     server.finish();

@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 
+use foldhash::fast::RandomState;
 use redis::Value;
 use tidegate_core::{AlgorithmKind, Limit, TimeSpan, Timestamp};
 use tidegate_store::StoreError;
@@ -11,13 +12,17 @@ use crate::key::KeyName;
 use crate::lease::{LeaseAction, LeaseReply, LeaseRequest, LeaseStatus};
 use crate::operation::{Operation, OperationReply};
 
-/// The source of the script.
+/// The fast path is in `lease.lua`. The functions of the other files are created only when they are needed.
 pub(super) const SOURCE: &str = concat!(
     "#!lua\n",
+    include_str!("../../lua/lease_format.lua"),
+    "\nlocal function general(now, least_ttl, limits, values, left, entries)\n",
     include_str!("../../lua/exact.lua"),
     include_str!("../../lua/token_bucket.lua"),
     include_str!("../../lua/fixed_window.lua"),
     include_str!("../../lua/sliding_counter.lua"),
+    include_str!("../../lua/lease_general.lua"),
+    "end\n\n",
     include_str!("../../lua/lease.lua"),
 );
 
@@ -94,17 +99,17 @@ fn whole(number: f64) -> u64 {
 
 /// A call in the making: limits and keys that several requests use are sent once.
 #[derive(Default)]
-struct LeaseCall {
+struct LeaseCall<'a> {
     call: ScriptCall,
-    positions: HashMap<Vec<u8>, usize>,
+    positions: HashMap<&'a [u8], usize, RandomState>,
     limits: Vec<Limit>,
     packed_limits: Vec<u8>,
     packed_requests: Vec<u8>,
     count: usize,
 }
 
-impl LeaseCall {
-    fn push(&mut self, request: &LeaseRequest) -> Result<(), StoreError> {
+impl<'a> LeaseCall<'a> {
+    fn push(&mut self, request: &'a LeaseRequest) -> Result<(), StoreError> {
         let key = self.key_index(&request.key);
         let limit = match &request.limit {
             Some(limit) => self.limit_index(limit)?,
@@ -129,9 +134,9 @@ impl LeaseCall {
     }
 
     /// The position of a key in the call, from 1.
-    fn key_index(&mut self, key: &KeyName) -> usize {
+    fn key_index(&mut self, key: &'a KeyName) -> usize {
         let next = self.positions.len() + 1;
-        let position = *self.positions.entry(key.as_bytes().to_vec()).or_insert(next);
+        let position = *self.positions.entry(key.as_bytes()).or_insert(next);
         if position == next {
             self.call.keys.push(key.as_bytes().to_vec());
         }

@@ -4,6 +4,8 @@
 mod attempt_tests;
 mod central;
 mod lease;
+#[cfg(test)]
+mod lease_tests;
 mod limit;
 mod permits;
 mod sync;

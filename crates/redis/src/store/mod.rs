@@ -303,6 +303,13 @@ impl StoreState {
 
 impl Store for RedisStore {
     async fn decide(&self, checks: &[Check<'_>], now: Timestamp) -> Result<Decision, StoreError> {
+        // Most decisions under a lease need nothing else.
+        if let [check] = checks
+            && self.state.settings.of(check.key.rule).coordination == Coordination::Lease
+            && let Some(decision) = self.state.lease.decide_locally(check, now)
+        {
+            return Ok(decision);
+        }
         self.state.decide(checks, now).await
     }
 

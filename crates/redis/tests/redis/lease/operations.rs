@@ -238,10 +238,10 @@ async fn idle_counters_are_released_and_every_key_expires() {
         assert!(stores[0].decide(&[check], START).await.unwrap().passes());
     }
     assert_eq!((stores[0].report(START).counters, stores[0].report(START).units), (3, 147));
-    for seconds in [6, 12] {
+    for seconds in [6, 12, 18, 30] {
         stores[0].settle(START + TimeSpan::from_secs(seconds)).await;
     }
-    let later = START + TimeSpan::from_secs(12);
+    let later = START + TimeSpan::from_secs(30);
     assert_eq!((stores[0].report(later).counters, stores[0].report(later).units), (0, 0));
     for algorithm in LEASED {
         let limit = limit(algorithm, 100, MINUTE);

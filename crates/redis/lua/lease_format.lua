@@ -1,0 +1,51 @@
+-- Leases: nodes take blocks of units, spend them locally and settle. See src/lease/mod.rs for the protocol and its proof.
+--
+-- KEYS     the counters, without duplicates
+-- ARGV     1: packed, little endian:
+--            header     '<ddHH'  now (us; negative for this server's own time), the shortest time to live of a key (ms),
+--                                limits, operations
+--            limits     '<Bdddd' algorithm (1 token_bucket, 2 fixed_window, 3 sliding_window_counter), capacity, and
+--                                tick, unit, drain | length, 0, 0 | tick, length, 0
+--            operations '<BHHddddddddd' kind, key (index in KEYS), limit, and
+--                                acquire (1): node, sequence, epoch, spent, granted, want, least, nodes, debt
+--                                peek (2):    cost in `least`
+--                                reset (3)
+--                                override (4): until (us, 0 for none) in `want`; `limit` is the replacement
+-- Reply    packed; for each operation '<Bddddddddd': status (0 done, 1 ignored: not the newest request of the node,
+--          2 the entry has a newer format), now, epoch (0: no lease), granted, life (us), available, capacity,
+--          retry_after (us), reset_after (us), units that other nodes hold
+--
+-- An entry is '<BBBB' version, counters, has an override, records; then each counter '<Bddddddddd': algorithm, the limit's
+-- four numbers, the state's three, used, since (us); then the override '<dBdddd' until, limit; then each record '<dddddddB':
+-- node, sequence, epoch, at (the time of its first grant, us), granted, spent, expiry (us), whether the counters were reset
+-- since it last settled.
+--
+-- An entry has a counter for each of the last two limits, the one used last first. While nodes with the old and nodes with
+-- the new limit of a rule alternate, every lease counts under both, so neither counter starts again. A counter is
+-- { limit, state, used (when a node last asked under it), since (leases granted before count as spent) }.
+
+-- `lease.lua` has the fast path, `lease_general.lua` runs everything else.
+
+local VERSION = 1
+local MAX = 9007199254740991
+local TOKEN_BUCKET, FIXED_WINDOW, SLIDING_COUNTER = 1, 2, 3
+local ACQUIRE, PEEK, RESET, OVERRIDE = 1, 2, 3, 4
+local DONE, IGNORED, NEWER = 0, 1, 2
+local LIMIT, OPERATION, REPLY = '<Bdddd', '<BHHddddddddd', '<Bddddddddd'
+local COUNTER, RECORD = '<Bddddddddd', '<dddddddB'
+-- A lease of token_bucket lives for a sixth of the time in which the bucket refills, within these bounds.
+local MIN_LIFE, MAX_LIFE = 2000000, 10000000
+
+local function new_limit(kind, a, b, c, d)
+  local limit = { kind = kind, capacity = a, a = a, b = b, c = c, d = d }
+  if kind == TOKEN_BUCKET then
+    limit.tick, limit.unit, limit.drain = b, c, d
+    local refill = a * c / d * b
+    limit.life = math.floor(math.max(MIN_LIFE, math.min(MAX_LIFE, refill / 6)))
+  elseif kind == FIXED_WINDOW then
+    limit.length, limit.window = b, b
+  else
+    limit.tick, limit.length, limit.window = b, c, b * c
+  end
+  return limit
+end
