@@ -55,9 +55,10 @@ const LONG_TESTS: [LongTest; 13] = [
     },
     LongTest {
         name: "lease",
-        what: "one of two gateways with leased units is stopped past the end of its leases and continued, or killed",
+        what: "the lease protocol under faults on virtual time; one of two gateways with leased units is stopped past the \
+               end of its leases and continued, or killed",
         bar: "no excess; at least 90 % of the limit available to the other gateway once the leases have expired",
-        run: || with_redis("long_lease"),
+        run: lease,
     },
     LongTest { name: "loom", what: "all interleavings of concurrent code", bar: "clean", run: test::loom },
     LongTest {
@@ -127,6 +128,13 @@ fn with_nginx(name: &str) -> anyhow::Result<()> {
     let line =
         "test --workspace --exclude bench --exclude bench-peers --test gateway -- --ignored --nocapture";
     run::run(cargo(line).arg(name))
+}
+
+fn lease() -> anyhow::Result<()> {
+    let simulation =
+        "test --release --package tidegate-redis --lib -- --ignored --nocapture long_lease_simulation";
+    run::run(&mut cargo(simulation))?;
+    with_redis("long_lease")
 }
 
 fn equivalence() -> anyhow::Result<()> {

@@ -212,9 +212,11 @@ fn decode<'s>(
     // Routes inherit these, so decode them first.
     let http = http::options(fields.get("http"), HttpOptions::default(), &mut context.report);
     let routes = routing::routes(fields.get("routes"), (&upstreams, http), context);
-    let serves_decisions_only = fields.get("listen").is_none() && routes.is_empty() && !service.is_empty();
-    let listen =
-        if serves_decisions_only { Vec::new() } else { routing::listen(fields.get("listen"), context) };
+    let listen = match fields.get("listen") {
+        // The policy serves decisions only.
+        None if routes.is_empty() && !service.is_empty() => Vec::new(),
+        node => routing::listen(node, context),
+    };
     context.path_case = plan::loosest_path_case(http, &routes);
     // `clients` refers to tiers and rules refer to identities, so collect the tier names first.
     let tiers = limits::tier_names(fields.get("rate_limits"));
@@ -242,10 +244,7 @@ fn decode<'s>(
         Some(network::bans(&fields, context))
     });
     let headers = headers(&fields, &mut context.report);
-    let error_body = match fields.get("error_body") {
-        Some(node) => scalar::choice(node, "error body", ERROR_BODIES, &BodyStyle::ALL, &mut context.report),
-        None => Some(BodyStyle::default()),
-    };
+    let error_body = error_body(&fields, &mut context.report);
     let log = fields
         .get("log")
         .map_or(Some(LogPlan::default()), |node| telemetry_config::log(node, &mut context.report));
@@ -271,6 +270,13 @@ fn decode<'s>(
         identities: identities?,
         directory: context.directory.take(),
     })
+}
+
+fn error_body(fields: &Fields<'_, '_>, report: &mut ProblemReport<'_>) -> Option<BodyStyle> {
+    match fields.get("error_body") {
+        Some(node) => scalar::choice(node, "error body", ERROR_BODIES, &BodyStyle::ALL, report),
+        None => Some(BodyStyle::default()),
+    }
 }
 
 fn headers(fields: &Fields<'_, '_>, report: &mut ProblemReport<'_>) -> Vec<HeaderStyle> {

@@ -116,9 +116,10 @@ fn token(node: &YamlNode<'_>, context: &mut CompileContext<'_, '_>) -> Option<Se
     if token.len() >= MIN_TOKEN_LENGTH && is_valid {
         return Some(SecretFile { secret: Secret::new(token), file: file.name });
     }
-    let what = match is_valid {
-        true => format!("the token in {} is too short: {} bytes", quote(&file.name), token.len()),
-        false => format!("the token in {} is not one word of ASCII characters", quote(&file.name)),
+    let what = if is_valid {
+        format!("the token in {} is too short: {} bytes", quote(&file.name), token.len())
+    } else {
+        format!("the token in {} is not one word of ASCII characters", quote(&file.name))
     };
     let finding =
         Finding::error(node, what).expected(format!("one word of at least {MIN_TOKEN_LENGTH} bytes"));

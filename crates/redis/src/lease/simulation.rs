@@ -288,7 +288,7 @@ async fn lease_protocol_under_faults_admits_nothing_in_excess() {
 }
 
 #[tokio::test]
-#[ignore = "long: cargo xtask scorecard equivalence"]
+#[ignore = "long: cargo xtask scorecard lease"]
 async fn long_lease_simulation() {
     simulate_many(1_000, 10_000).await;
 }
