@@ -74,7 +74,7 @@ impl CommandBatch {
                 }
             };
             let arguments = self.parser.arguments(rest);
-            if command::is_throttle(&arguments) && !(is_locked && !client.is_authenticated) {
+            if (client.is_authenticated || !is_locked) && command::is_throttle(&arguments) {
                 self.throttle(input, consumed, client, worker).await;
             } else if !arguments.is_empty() {
                 // Before the command, so that its reply follows theirs.

@@ -14,7 +14,7 @@ use bytes::{Buf, BytesMut};
 use tidegate_store::Store;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadBuf};
 use tokio::sync::watch;
-use tokio::time::{Instant, Sleep};
+use tokio::time::{Interval, MissedTickBehavior};
 
 use super::batch::{BatchEnd, MAX_OUTPUT};
 use super::client_state::ClientState;
@@ -54,7 +54,7 @@ pub(super) struct RespConnection<S, IO> {
 /// What happened on a connection.
 enum IoEvent {
     /// Bytes were read into the workspace.
-    Read(Box<Workspace>, usize),
+    Read(Workspace, usize),
     /// Replies were sent.
     Written,
     /// The connection is to be closed: the client has closed it or makes no progress, or the service stops.
@@ -106,23 +106,25 @@ where
     /// Serves the connection until it ends or `stop` turns true.
     pub(super) async fn run(mut self, mut stop: watch::Receiver<bool>) {
         let mut stopped = pin!(async move { drop(stop.wait_for(|stop| *stop).await) });
-        let mut check = pin!(tokio::time::sleep(CHECK_INTERVAL));
+        let mut check = tokio::time::interval(CHECK_INTERVAL);
+        check.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut commands = 0;
         loop {
-            let event = poll_fn(|cx| match self.poll_io(cx) {
-                Poll::Ready(event) => Poll::Ready(event),
-                Poll::Pending => match stopped.as_mut().poll(cx) {
-                    Poll::Ready(()) => Poll::Ready(IoEvent::Ended),
-                    Poll::Pending => self.poll_check(check.as_mut(), cx),
-                },
-            });
-            let executed = match event.await {
-                IoEvent::Read(workspace, len) => self.execute_read(workspace, len).await,
-                IoEvent::Written if self.is_postponed && self.unsent.len() <= MAX_OUTPUT / 2 => {
-                    self.execute_postponed().await
+            let executed = if self.is_postponed && self.unsent.len() <= MAX_OUTPUT / 2 {
+                self.execute_postponed().await
+            } else {
+                let event = poll_fn(|cx| match self.poll_io(cx) {
+                    Poll::Ready(event) => Poll::Ready(event),
+                    Poll::Pending => match stopped.as_mut().poll(cx) {
+                        Poll::Ready(()) => Poll::Ready(IoEvent::Ended),
+                        Poll::Pending => self.poll_check(&mut check, cx),
+                    },
+                });
+                match event.await {
+                    IoEvent::Read(workspace, len) => self.execute_read(workspace, len).await,
+                    IoEvent::Written => Some(0),
+                    IoEvent::Ended => None,
                 }
-                IoEvent::Written => Some(0),
-                IoEvent::Ended => None,
             };
             let Some(executed) = executed else { break };
             commands += executed;
@@ -137,8 +139,8 @@ where
     }
 
     /// Executes what was read into `workspace`; `None` if the connection is to be closed then.
-    async fn execute_read(&mut self, mut workspace: Box<Workspace>, len: usize) -> Option<usize> {
-        let Workspace { read, batch } = &mut *workspace;
+    async fn execute_read(&mut self, mut workspace: Workspace, len: usize) -> Option<usize> {
+        let Workspace { read, batch } = &mut workspace;
         let read = read.get(..len).unwrap_or_default();
         let unsent = self.unsent.len();
         let progress = if self.input.is_empty() {
@@ -245,15 +247,14 @@ where
         }
     }
 
-    fn poll_check(&mut self, mut check: Pin<&mut Sleep>, cx: &mut Context<'_>) -> Poll<IoEvent> {
-        while check.as_mut().poll(cx).is_ready() {
+    fn poll_check(&mut self, check: &mut Interval, cx: &mut Context<'_>) -> Poll<IoEvent> {
+        while check.poll_tick(cx).is_ready() {
             let has_output = !self.unsent.is_empty() || self.needs_flush;
             if !self.progress.is_alive(!self.input.is_empty(), has_output) {
                 // Nothing of it can be sent.
                 self.unsent.clear();
                 return Poll::Ready(IoEvent::Ended);
             }
-            check.as_mut().reset(Instant::now() + CHECK_INTERVAL);
         }
         Poll::Pending
     }
@@ -274,3 +275,6 @@ where
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests;

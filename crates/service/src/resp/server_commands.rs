@@ -13,7 +13,9 @@ pub(super) fn command(arguments: &Arguments<'_>, replies: &mut ReplyWriter<'_>) 
         b"count" => replies.count(COMMANDS.len() as u64),
         b"list" => {
             replies.array(COMMANDS.len());
-            COMMANDS.iter().for_each(|command| replies.bulk(command.name));
+            for command in &COMMANDS {
+                replies.bulk(command.name);
+            }
         }
         b"docs" => replies.map(0),
         b"info" if arguments.len() == 2 => write_infos(COMMANDS.iter().map(Some), COMMANDS.len(), replies),
@@ -39,7 +41,9 @@ fn write_infos(
         replies.array(1);
         replies.status(flag);
         // The first key, the last key, and the step between keys.
-        (0..3).for_each(|_| replies.integer(*key));
+        for _ in 0..3 {
+            replies.integer(*key);
+        }
     }
 }
 

@@ -117,7 +117,9 @@ impl ThrottleBatch {
         let counts = match decided {
             Ok(()) => write_decisions(decisions, replies),
             Err(error) => {
-                pending.iter().for_each(|_| replies.error(format!("STOREFAILED {error}")));
+                for _ in pending.iter() {
+                    replies.error(format!("STOREFAILED {error}"));
+                }
                 [(DecisionKind::StoreFailed, pending.len()), (DecisionKind::Rejected, 0)]
             }
         };

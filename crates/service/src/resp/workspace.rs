@@ -17,7 +17,7 @@ const MAX_SPARE_OUTPUT: usize = 512 << 10;
 pub(crate) struct RespState {
     pub(crate) limits: RefCell<LimitCache>,
     /// A connection uses a workspace until its commands are decided; unless the store is remote, one is enough.
-    spare: RefCell<Vec<Box<Workspace>>>,
+    spare: RefCell<Vec<Workspace>>,
 }
 
 /// The buffers for one batch of commands.
@@ -30,14 +30,12 @@ pub(crate) struct Workspace {
 
 impl RespState {
     /// A workspace for one batch.
-    pub(crate) fn take(&self) -> Box<Workspace> {
+    pub(crate) fn take(&self) -> Workspace {
         let spare = self.spare.borrow_mut().pop();
-        spare.unwrap_or_else(|| {
-            Box::new(Workspace { read: vec![0; READ_LEN].into(), batch: CommandBatch::default() })
-        })
+        spare.unwrap_or_else(|| Workspace { read: vec![0; READ_LEN].into(), batch: CommandBatch::default() })
     }
 
-    pub(crate) fn put_back(&self, workspace: Box<Workspace>) {
+    pub(crate) fn put_back(&self, workspace: Workspace) {
         let mut spare = self.spare.borrow_mut();
         if spare.len() < MAX_SPARE && workspace.batch.output.capacity() <= MAX_SPARE_OUTPUT {
             spare.push(workspace);
