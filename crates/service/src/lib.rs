@@ -18,4 +18,6 @@ mod resp;
 mod server;
 mod worker;
 
+#[doc(hidden)]
+pub use resp::{Arguments, CommandParser, FrameError};
 pub use server::{Service, ServiceListener, ServiceStartError};

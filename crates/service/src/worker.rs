@@ -10,6 +10,8 @@ use tidegate_policy::ActivePolicy;
 use tidegate_store::Store;
 use tidegate_telemetry::{Protocol, Recorder, RuleSlots, Telemetry};
 
+use crate::resp::RespState;
+
 /// The state of a worker thread.
 #[derive(Debug)]
 pub(crate) struct ServiceWorker<S> {
@@ -17,6 +19,7 @@ pub(crate) struct ServiceWorker<S> {
     telemetry: Telemetry,
     recorders: [Recorder; 3],
     policy: RefCell<Rc<ServedPolicy>>,
+    pub(crate) resp: RespState,
 }
 
 /// The active policy with the metric slots of its rules.
@@ -31,7 +34,7 @@ impl<S: Store + 'static> ServiceWorker<S> {
         let recorder = |protocol| telemetry.recorder(protocol, Arc::clone(limiter.clock()));
         let recorders = [recorder(Protocol::Http), recorder(Protocol::Grpc), recorder(Protocol::Resp)];
         let policy = RefCell::new(Rc::new(ServedPolicy::new(limiter.policy(), &telemetry)));
-        Self { limiter, telemetry, recorders, policy }
+        Self { limiter, telemetry, recorders, policy, resp: RespState::default() }
     }
 
     /// The active policy. A request must use one policy from start to end.

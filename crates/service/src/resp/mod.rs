@@ -1,16 +1,42 @@
-//! The Redis protocol.
+//! The Redis protocol, RESP2 and RESP3.
+//!
+//! bytes → command → decide → reply: `connection` reads and writes, `frame` and `inline` find commands in the bytes, `batch`
+//! executes the commands of one read, `command` has the table of commands, and `reply` encodes. `throttle` decides
+//! `CL.THROTTLE`, `rule_commands` the commands about rules of the policy; the other commands are those that clients send when
+//! they connect.
+//!
+//! The parser is our own: a command is parsed in place, without an allocation, and its lengths are checked before its bytes
+//! are buffered.
+
+mod batch;
+mod client_state;
+mod command;
+mod connection;
+mod connection_commands;
+mod frame;
+mod inline;
+mod limit_cache;
+mod reply;
+mod rule_commands;
+mod server_commands;
+mod throttle;
+mod workspace;
 
 use tidegate_store::Store;
 use tokio::io::{AsyncRead, AsyncWrite};
 
+pub use frame::{Arguments, CommandParser, FrameError};
+pub(crate) use workspace::RespState;
+
 use crate::accept::ServiceConnection;
+use connection::RespConnection;
 
 /// Serves a connection until it ends or the service stops.
-#[expect(clippy::unused_async, reason = "the protocol follows")]
 pub(crate) async fn serve<S, IO>(connection: ServiceConnection<S, IO>)
 where
     S: Store + 'static,
     IO: AsyncRead + AsyncWrite + Unpin + 'static,
 {
-    drop(connection);
+    let (connection, stop) = RespConnection::new(connection);
+    connection.run(stop).await;
 }

@@ -44,11 +44,16 @@ pub(crate) struct Histogram {
 
 impl Histogram {
     pub(crate) fn observe(&self, nanos: u64) {
+        self.observe_many(nanos, 1);
+    }
+
+    /// Counts `count` durations of this length.
+    pub(crate) fn observe_many(&self, nanos: u64, count: u64) {
         let bucket = BOUNDS.partition_point(|(bound, ..)| *bound < nanos);
         if let Some(bucket) = self.buckets.get(bucket) {
-            bucket.increment();
+            bucket.add(count);
         }
-        self.nanos.add(nanos);
+        self.nanos.add(nanos.saturating_mul(count));
     }
 }
 

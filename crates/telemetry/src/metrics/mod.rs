@@ -283,6 +283,13 @@ impl MetricsHandle {
         shard.latency.observe(nanos);
     }
 
+    /// Counts several decisions that took this long each.
+    pub fn record_decisions(&self, decision: DecisionKind, nanos: u64, count: u64) {
+        let shard = self.shard();
+        shard.requests[decision as usize].add(count);
+        shard.latency.observe_many(nanos, count);
+    }
+
     /// Counts a request of `client` (the bytes of its key) that a rule rejected.
     pub fn record_rejection(&self, slots: &RuleSlots, rule: RuleId, client: &[u8], now: Timestamp) {
         let (shard, top_clients, slot) = (self.shard(), &self.metrics.top_clients, slots.of(rule));

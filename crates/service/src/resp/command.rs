@@ -1,0 +1,224 @@
+//! The commands by name.
+
+use tidegate_policy::ServicePlan;
+use tidegate_store::Store;
+use tidegate_telemetry::Protocol;
+
+use super::client_state::ClientState;
+use super::frame::Arguments;
+use super::reply::ReplyWriter;
+use super::{connection_commands, rule_commands, server_commands};
+use crate::auth;
+use crate::worker::ServiceWorker;
+
+/// The longest part of a client's text that an error repeats, as in Redis.
+const MAX_QUOTED: usize = 128;
+
+/// A command.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum CommandKind {
+    Throttle,
+    Check,
+    Peek,
+    Refund,
+    Reset,
+    Auth,
+    Hello,
+    Ping,
+    Echo,
+    Select,
+    Client,
+    Command,
+    Config,
+    Info,
+    ResetConnection,
+    Quit,
+}
+
+/// What clients can learn about a command.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct CommandInfo {
+    pub(crate) kind: CommandKind,
+    /// In lower case.
+    pub(crate) name: &'static str,
+    /// The number of arguments with the name; if negative, at least that many.
+    pub(crate) arity: i64,
+    pub(crate) flag: &'static str,
+    /// The position of its key; 0 if it has none.
+    pub(crate) key: i64,
+}
+
+const fn info(
+    kind: CommandKind,
+    name: &'static str,
+    arity: i64,
+    (flag, key): (&'static str, i64),
+) -> CommandInfo {
+    CommandInfo { kind, name, arity, flag, key }
+}
+
+/// Every command.
+pub(crate) const COMMANDS: [CommandInfo; 16] = [
+    info(CommandKind::Throttle, "cl.throttle", -5, ("write", 1)),
+    info(CommandKind::Check, "tidegate.check", -3, ("write", 0)),
+    info(CommandKind::Peek, "tidegate.peek", -3, ("readonly", 0)),
+    info(CommandKind::Refund, "tidegate.refund", -4, ("write", 0)),
+    info(CommandKind::Reset, "tidegate.reset", 3, ("write", 0)),
+    info(CommandKind::Auth, "auth", -2, ("fast", 0)),
+    info(CommandKind::Hello, "hello", -1, ("fast", 0)),
+    info(CommandKind::Ping, "ping", -1, ("fast", 0)),
+    info(CommandKind::Echo, "echo", 2, ("fast", 0)),
+    info(CommandKind::Select, "select", 2, ("fast", 0)),
+    info(CommandKind::Client, "client", -2, ("fast", 0)),
+    info(CommandKind::Command, "command", -1, ("fast", 0)),
+    info(CommandKind::Config, "config", -2, ("fast", 0)),
+    info(CommandKind::Info, "info", -1, ("fast", 0)),
+    info(CommandKind::ResetConnection, "reset", 1, ("fast", 0)),
+    info(CommandKind::Quit, "quit", -1, ("fast", 0)),
+];
+
+/// What happens to the connection after a command.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum NextStep {
+    Continue,
+    Close,
+}
+
+impl CommandInfo {
+    /// The command called `name`, in any case.
+    pub(crate) fn find(name: &[u8]) -> Option<&'static Self> {
+        COMMANDS.iter().find(|command| command.name.as_bytes().eq_ignore_ascii_case(name))
+    }
+
+    fn accepts(&self, arguments: usize) -> bool {
+        let (arguments, arity) = (i64::try_from(arguments).unwrap_or(i64::MAX), self.arity);
+        if arity < 0 { arguments >= -arity } else { arguments == arity }
+    }
+
+    /// Whether clients that have not authenticated may use it.
+    fn is_public(&self) -> bool {
+        use CommandKind::{Auth, Hello, Ping, Quit, ResetConnection};
+        matches!(self.kind, Auth | Hello | Ping | Quit | ResetConnection)
+    }
+}
+
+/// Whether `arguments` are those of a `CL.THROTTLE` command.
+#[inline]
+pub(crate) fn is_throttle(arguments: &Arguments<'_>) -> bool {
+    arguments.get(0).is_some_and(|name| name.eq_ignore_ascii_case(b"cl.throttle"))
+}
+
+/// Whether the client may use commands that need a token.
+pub(crate) fn is_authorized(client: &ClientState, plan: &ServicePlan) -> bool {
+    client.is_authenticated || !auth::needs_token(plan, Protocol::Resp)
+}
+
+/// Executes any command but `CL.THROTTLE` and writes its reply.
+pub(crate) async fn execute<S: Store + 'static>(
+    arguments: &Arguments<'_>,
+    client: &mut ClientState,
+    worker: &ServiceWorker<S>,
+    output: &mut Vec<u8>,
+) -> NextStep {
+    let mut replies = ReplyWriter::new(output, client.is_resp3);
+    let name = arguments.get(0).unwrap_or_default();
+    let Some(command) = CommandInfo::find(name) else {
+        return reject_unknown(arguments, name, client, worker, &mut replies);
+    };
+    let policy = worker.policy();
+    let plan = &policy.active.matcher.plan().service;
+    if !command.is_public() && !is_authorized(client, plan) {
+        replies.error(NO_AUTH);
+        return NextStep::Continue;
+    }
+    if !command.accepts(arguments.len()) {
+        replies.error(format!("ERR wrong number of arguments for '{}' command", command.name));
+        return NextStep::Continue;
+    }
+    match command.kind {
+        // Decided in batches before this is called.
+        CommandKind::Throttle => {}
+        CommandKind::Check => rule_commands::check(arguments, worker, &policy, &mut replies).await,
+        CommandKind::Peek => rule_commands::peek(arguments, worker, &policy, &mut replies).await,
+        CommandKind::Refund => rule_commands::refund(arguments, worker, &policy, &mut replies).await,
+        CommandKind::Reset => rule_commands::reset(arguments, worker, &policy, &mut replies).await,
+        CommandKind::Auth => connection_commands::auth(arguments, client, plan, &mut replies),
+        CommandKind::Hello => connection_commands::hello(arguments, client, plan, output),
+        CommandKind::Ping => connection_commands::ping(arguments, &mut replies),
+        CommandKind::Echo => replies.bulk(arguments.get(1).unwrap_or_default()),
+        CommandKind::Select => connection_commands::select(arguments, &mut replies),
+        CommandKind::Client => connection_commands::client(arguments, client, &mut replies),
+        CommandKind::Command => server_commands::command(arguments, &mut replies),
+        CommandKind::Config => server_commands::config(arguments, &mut replies),
+        CommandKind::Info => server_commands::info(&mut replies),
+        CommandKind::ResetConnection => {
+            client.reset();
+            replies.status("RESET");
+        }
+        CommandKind::Quit => {
+            replies.status("OK");
+            return NextStep::Close;
+        }
+    }
+    NextStep::Continue
+}
+
+/// The error for clients that need a token.
+pub(crate) const NO_AUTH: &str = "NOAUTH Authentication required.";
+
+fn reject_unknown<S: Store + 'static>(
+    arguments: &Arguments<'_>,
+    name: &[u8],
+    client: &ClientState,
+    worker: &ServiceWorker<S>,
+    replies: &mut ReplyWriter<'_>,
+) -> NextStep {
+    // A browser that a web page makes send a request here must not have its body executed.
+    if name.eq_ignore_ascii_case(b"post") || name.eq_ignore_ascii_case(b"host:") {
+        return NextStep::Close;
+    }
+    if !is_authorized(client, &worker.policy().active.matcher.plan().service) {
+        replies.error(NO_AUTH);
+        return NextStep::Continue;
+    }
+    let mut text = b"ERR unknown command '".to_vec();
+    text.extend_from_slice(truncate(name, MAX_QUOTED));
+    text.extend_from_slice(b"', with args beginning with: ");
+    let prefix = text.len();
+    for argument in arguments.from(1) {
+        let Some(left) = (prefix + MAX_QUOTED).checked_sub(text.len()).filter(|left| *left > 0) else {
+            break;
+        };
+        text.push(b'\'');
+        text.extend_from_slice(truncate(argument, left));
+        text.extend_from_slice(b"' ");
+    }
+    replies.error(text);
+    NextStep::Continue
+}
+
+fn truncate(bytes: &[u8], max: usize) -> &[u8] {
+    bytes.get(..max).unwrap_or(bytes)
+}
+
+/// An integer in the form of the protocol: digits, after a `-` if it is negative.
+#[inline]
+pub(crate) fn parse_integer(text: &[u8]) -> Option<i64> {
+    let (is_negative, digits) = match text {
+        [b'-', digits @ ..] => (true, digits),
+        digits => (false, digits),
+    };
+    // Most numbers are short: 18 digits cannot overflow.
+    if digits.is_empty() || digits.len() > 19 {
+        return None;
+    }
+    let mut number: i64 = 0;
+    for digit in digits {
+        let value = digit.wrapping_sub(b'0');
+        if value > 9 {
+            return None;
+        }
+        number = number.checked_mul(10)?.checked_add(i64::from(value))?;
+    }
+    Some(if is_negative { -number } else { number })
+}

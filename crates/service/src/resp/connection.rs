@@ -1,0 +1,280 @@
+//! The input and output of a connection.
+//!
+//! Commands are executed in the buffer of the worker into which they are read, and replies are written from there. A
+//! connection keeps bytes of its own only while a command is incomplete or its client does not read, so idle connections
+//! hold no buffers. Whatever one read brings is answered with one write.
+
+use std::future::poll_fn;
+use std::pin::{Pin, pin};
+use std::rc::Rc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use bytes::{Buf, BytesMut};
+use tidegate_store::Store;
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadBuf};
+use tokio::sync::watch;
+use tokio::time::{Interval, MissedTickBehavior};
+
+use super::batch::{BatchEnd, MAX_OUTPUT};
+use super::client_state::ClientState;
+use super::workspace::Workspace;
+use crate::accept::ServiceConnection;
+use crate::worker::ServiceWorker;
+
+/// How often a connection is checked for progress.
+const CHECK_INTERVAL: Duration = Duration::from_secs(15);
+/// The checks after which an idle connection is closed: an hour.
+const MAX_IDLE_CHECKS: u32 = 240;
+/// The bytes that a client which has not read everything must read between two checks.
+const MIN_READ: usize = 16 << 10;
+/// After this many commands, other connections get their turn.
+const COMMANDS_PER_TURN: usize = 1024;
+/// How long a closed connection is drained, so that the client gets the last reply.
+const LINGER: Duration = Duration::from_secs(1);
+/// The most that is drained.
+const MAX_LINGER: usize = 1 << 20;
+
+/// A connection with its bytes in transit.
+pub(super) struct RespConnection<S, IO> {
+    io: IO,
+    worker: Rc<ServiceWorker<S>>,
+    client: ClientState,
+    /// An incomplete command, or commands that are executed after their predecessors' replies are sent.
+    input: Vec<u8>,
+    /// Whether `input` may contain complete commands.
+    is_postponed: bool,
+    /// Replies that the client has not taken yet.
+    unsent: BytesMut,
+    /// Whether bytes may be buffered below, by TLS.
+    needs_flush: bool,
+    progress: ProgressCheck,
+}
+
+/// What happened on a connection.
+enum IoEvent {
+    /// Bytes were read into the workspace.
+    Read(Workspace, usize),
+    /// Replies were sent.
+    Written,
+    /// The connection is to be closed: the client has closed it or makes no progress, or the service stops.
+    Ended,
+}
+
+/// Detects connections without progress, at intervals: commands need no timer of their own.
+#[derive(Debug, Default)]
+struct ProgressCheck {
+    commands: usize,
+    sent: usize,
+    had_input: bool,
+    had_output: bool,
+    idle_checks: u32,
+}
+
+impl ProgressCheck {
+    /// Whether the connection may stay open. `has_input` and `has_output` state whether bytes are kept for it.
+    fn is_alive(&mut self, has_input: bool, has_output: bool) -> bool {
+        let is_idle = self.commands == 0;
+        let is_stuck = (self.had_input && has_input && is_idle)
+            || (self.had_output && has_output && self.sent < MIN_READ);
+        let idle_checks = if is_idle { self.idle_checks + 1 } else { 0 };
+        *self = Self { commands: 0, sent: 0, had_input: has_input, had_output: has_output, idle_checks };
+        !is_stuck && idle_checks < MAX_IDLE_CHECKS
+    }
+}
+
+impl<S, IO> RespConnection<S, IO>
+where
+    S: Store + 'static,
+    IO: AsyncRead + AsyncWrite + Unpin + 'static,
+{
+    pub(super) fn new(connection: ServiceConnection<S, IO>) -> (Self, watch::Receiver<bool>) {
+        let ServiceConnection { io, worker, stop, .. } = connection;
+        let connection = Self {
+            io,
+            worker,
+            client: ClientState::new(),
+            input: Vec::new(),
+            is_postponed: false,
+            unsent: BytesMut::new(),
+            needs_flush: false,
+            progress: ProgressCheck::default(),
+        };
+        (connection, stop)
+    }
+
+    /// Serves the connection until it ends or `stop` turns true.
+    pub(super) async fn run(mut self, mut stop: watch::Receiver<bool>) {
+        let mut stopped = pin!(async move { drop(stop.wait_for(|stop| *stop).await) });
+        let mut check = tokio::time::interval(CHECK_INTERVAL);
+        check.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut commands = 0;
+        loop {
+            let executed = if self.is_postponed && self.unsent.len() <= MAX_OUTPUT / 2 {
+                self.execute_postponed().await
+            } else {
+                let event = poll_fn(|cx| match self.poll_io(cx) {
+                    Poll::Ready(event) => Poll::Ready(event),
+                    Poll::Pending => match stopped.as_mut().poll(cx) {
+                        Poll::Ready(()) => Poll::Ready(IoEvent::Ended),
+                        Poll::Pending => self.poll_check(&mut check, cx),
+                    },
+                });
+                match event.await {
+                    IoEvent::Read(workspace, len) => self.execute_read(workspace, len).await,
+                    IoEvent::Written => Some(0),
+                    IoEvent::Ended => None,
+                }
+            };
+            let Some(executed) = executed else { break };
+            commands += executed;
+            self.progress.commands += executed;
+            if commands >= COMMANDS_PER_TURN {
+                commands = 0;
+                tokio::task::yield_now().await;
+            }
+        }
+        // The client gets all replies unless it stops reading them.
+        let _ = tokio::time::timeout(LINGER, self.close()).await;
+    }
+
+    /// Executes what was read into `workspace`; `None` if the connection is to be closed then.
+    async fn execute_read(&mut self, mut workspace: Workspace, len: usize) -> Option<usize> {
+        let Workspace { read, batch } = &mut workspace;
+        let read = read.get(..len).unwrap_or_default();
+        let unsent = self.unsent.len();
+        let progress = if self.input.is_empty() {
+            let progress = batch.execute(read, unsent, &mut self.client, &self.worker).await;
+            self.input.extend_from_slice(read.get(progress.consumed..).unwrap_or_default());
+            progress
+        } else {
+            self.input.extend_from_slice(read);
+            let progress = batch.execute(&self.input, unsent, &mut self.client, &self.worker).await;
+            self.discard_input(progress.consumed);
+            progress
+        };
+        self.is_postponed = progress.end == BatchEnd::OutputFull;
+        self.send(&mut batch.output).await;
+        self.worker.resp.put_back(workspace);
+        (progress.end != BatchEnd::Close).then_some(progress.commands)
+    }
+
+    /// Executes commands that were read earlier.
+    async fn execute_postponed(&mut self) -> Option<usize> {
+        let mut workspace = self.worker.resp.take();
+        let batch = &mut workspace.batch;
+        let unsent = self.unsent.len();
+        let progress = batch.execute(&self.input, unsent, &mut self.client, &self.worker).await;
+        self.discard_input(progress.consumed);
+        self.is_postponed = progress.end == BatchEnd::OutputFull;
+        self.send(&mut batch.output).await;
+        self.worker.resp.put_back(workspace);
+        (progress.end != BatchEnd::Close).then_some(progress.commands)
+    }
+
+    fn discard_input(&mut self, len: usize) {
+        if len >= self.input.len() {
+            // Frees the memory.
+            self.input = Vec::new();
+        } else {
+            self.input.drain(..len);
+        }
+    }
+
+    /// Sends as much of `output` as the socket takes and keeps the rest.
+    async fn send(&mut self, output: &mut Vec<u8>) {
+        let mut sent = 0;
+        if self.unsent.is_empty() && !output.is_empty() {
+            let io = &mut self.io;
+            let written = poll_fn(|cx| Poll::Ready(Pin::new(&mut *io).poll_write(cx, output)));
+            // An error is found again by the next read or write.
+            if let Poll::Ready(Ok(written)) = written.await {
+                sent = written;
+                self.progress.sent += written;
+                let io = &mut self.io;
+                let flushed = poll_fn(|cx| Poll::Ready(Pin::new(&mut *io).poll_flush(cx)));
+                self.needs_flush = flushed.await.is_pending();
+            }
+        }
+        self.unsent.extend_from_slice(output.get(sent..).unwrap_or_default());
+        output.clear();
+    }
+
+    /// Writes what is unsent, and reads unless too much is.
+    fn poll_io(&mut self, cx: &mut Context<'_>) -> Poll<IoEvent> {
+        if !self.unsent.is_empty()
+            && let Poll::Ready(written) = Pin::new(&mut self.io).poll_write(cx, &self.unsent)
+        {
+            let Ok(written @ 1..) = written else { return Poll::Ready(IoEvent::Ended) };
+            self.unsent.advance(written);
+            self.progress.sent += written;
+            self.needs_flush = true;
+            if self.unsent.is_empty() {
+                // Frees the memory.
+                self.unsent = BytesMut::new();
+            }
+            return Poll::Ready(IoEvent::Written);
+        }
+        if self.needs_flush
+            && let Poll::Ready(flushed) = Pin::new(&mut self.io).poll_flush(cx)
+        {
+            self.needs_flush = false;
+            if flushed.is_err() {
+                return Poll::Ready(IoEvent::Ended);
+            }
+        }
+        if self.is_postponed || self.unsent.len() > MAX_OUTPUT {
+            return Poll::Pending;
+        }
+        self.poll_read(cx)
+    }
+
+    fn poll_read(&mut self, cx: &mut Context<'_>) -> Poll<IoEvent> {
+        let mut workspace = self.worker.resp.take();
+        let mut buffer = ReadBuf::new(&mut workspace.read);
+        let polled = Pin::new(&mut self.io).poll_read(cx, &mut buffer);
+        let len = buffer.filled().len();
+        match polled {
+            Poll::Ready(Ok(())) if len > 0 => Poll::Ready(IoEvent::Read(workspace, len)),
+            Poll::Ready(_) => {
+                self.worker.resp.put_back(workspace);
+                Poll::Ready(IoEvent::Ended)
+            }
+            Poll::Pending => {
+                self.worker.resp.put_back(workspace);
+                Poll::Pending
+            }
+        }
+    }
+
+    fn poll_check(&mut self, check: &mut Interval, cx: &mut Context<'_>) -> Poll<IoEvent> {
+        while check.poll_tick(cx).is_ready() {
+            let has_output = !self.unsent.is_empty() || self.needs_flush;
+            if !self.progress.is_alive(!self.input.is_empty(), has_output) {
+                // Nothing of it can be sent.
+                self.unsent.clear();
+                return Poll::Ready(IoEvent::Ended);
+            }
+        }
+        Poll::Pending
+    }
+
+    /// Sends the rest and closes the connection. Bytes that were not read would make the system discard the last replies.
+    async fn close(mut self) -> std::io::Result<()> {
+        self.io.write_all_buf(&mut self.unsent).await?;
+        self.io.shutdown().await?;
+        let mut workspace = self.worker.resp.take();
+        let mut drained = 0;
+        while drained < MAX_LINGER {
+            match self.io.read(&mut workspace.read).await? {
+                0 => break,
+                len => drained += len,
+            }
+        }
+        self.worker.resp.put_back(workspace);
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests;

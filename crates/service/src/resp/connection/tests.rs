@@ -1,0 +1,96 @@
+use std::sync::Arc;
+
+use tidegate_core::Timestamp;
+use tidegate_limiter::Limiter;
+use tidegate_policy::{ActivePolicy, NoFiles, compile};
+use tidegate_store::{Clock, ManualClock, MemoryStore};
+use tidegate_telemetry::Telemetry;
+use tokio::io::DuplexStream;
+
+use super::*;
+
+/// A served connection on paused time: the end of its client, and the switch that stops the service.
+fn connect(capacity: usize) -> (DuplexStream, watch::Sender<bool>) {
+    let plan = compile("policy.yaml", b"{}", &NoFiles).expect("a valid policy").plan;
+    let clock = Arc::new(ManualClock::at(Timestamp::from_secs(1_700_000_000))) as Arc<dyn Clock>;
+    let store = Arc::new(MemoryStore::with_cap(1 << 20));
+    let limiter = Limiter::new(ActivePolicy::new(plan), store, Arc::clone(&clock)).expect("few limits");
+    let worker = Rc::new(ServiceWorker::new(Arc::new(limiter), Telemetry::metrics_only(1, clock)));
+    let (stop, stopping) = watch::channel(false);
+    let (client, io) = tokio::io::duplex(capacity);
+    let peer = ([127, 0, 0, 1], 1).into();
+    let (connection, stopping) = RespConnection::new(ServiceConnection { io, peer, worker, stop: stopping });
+    tokio::task::spawn_local(connection.run(stopping));
+    (client, stop)
+}
+
+/// Runs `test` on paused time.
+fn run(test: impl Future<Output = ()>) {
+    let builder = &mut tokio::runtime::Builder::new_current_thread();
+    let runtime = builder.enable_all().start_paused(true).build().expect("a runtime");
+    tokio::task::LocalSet::new().block_on(&runtime, test);
+}
+
+/// Reads until the service closes the connection, and returns the bytes and the time.
+async fn read_to_end(client: &mut DuplexStream) -> (Vec<u8>, Duration) {
+    let start = tokio::time::Instant::now();
+    let mut bytes = Vec::new();
+    client.read_to_end(&mut bytes).await.expect("no error");
+    (bytes, start.elapsed())
+}
+
+#[test]
+fn incomplete_command_is_closed_after_two_checks() {
+    run(async {
+        let (mut client, _stop) = connect(1 << 16);
+        client.write_all(b"PING\r\n*2\r\n$4\r\nEC").await.expect("room");
+        let (bytes, after) = read_to_end(&mut client).await;
+        assert_eq!(bytes, b"+PONG\r\n");
+        assert!(after >= CHECK_INTERVAL && after <= 2 * CHECK_INTERVAL + LINGER, "{after:?}");
+    });
+}
+
+#[test]
+fn command_that_arrives_slowly_is_answered_within_the_time() {
+    run(async {
+        let (mut client, stop) = connect(1 << 16);
+        for part in [&b"*1\r\n"[..], b"$4\r\nPI", b"NG\r\n"] {
+            tokio::time::sleep(CHECK_INTERVAL / 3).await;
+            client.write_all(part).await.expect("room");
+        }
+        let mut reply = [0; 7];
+        client.read_exact(&mut reply).await.expect("a reply");
+        assert_eq!(&reply, b"+PONG\r\n");
+        stop.send_replace(true);
+        assert_eq!(read_to_end(&mut client).await.0, b"");
+    });
+}
+
+#[test]
+fn idle_connection_is_closed_after_an_hour() {
+    run(async {
+        let (mut client, _stop) = connect(1 << 16);
+        let (bytes, after) = read_to_end(&mut client).await;
+        assert_eq!(bytes, b"");
+        assert!(after > Duration::from_secs(3_500) && after < Duration::from_secs(3_700), "{after:?}");
+    });
+}
+
+#[test]
+fn client_that_never_reads_has_bounded_memory_and_is_closed() {
+    run(async {
+        let (mut client, _stop) = connect(1 << 12);
+        let commands = b"COMMAND\r\n".repeat(100);
+        let mut taken = 0;
+        let write = async {
+            while let Ok(len) = client.write(&commands).await {
+                taken += len;
+            }
+        };
+        // The service reads no more, and closes the connection when nothing was read for two checks.
+        let written = tokio::time::timeout(2 * CHECK_INTERVAL + 2 * LINGER, write).await;
+        assert!(written.is_ok(), "still open");
+        // One read, and what the pipe holds.
+        assert!(taken <= (64 << 10) + (1 << 12) + commands.len() + MAX_LINGER, "{taken}");
+    });
+}

@@ -1,0 +1,91 @@
+//! Encodes replies.
+
+use itoa::Buffer;
+
+/// Appends replies to the output of a connection, in its version of the protocol.
+#[derive(Debug)]
+pub(crate) struct ReplyWriter<'o> {
+    output: &'o mut Vec<u8>,
+    is_resp3: bool,
+}
+
+impl<'o> ReplyWriter<'o> {
+    pub(crate) fn new(output: &'o mut Vec<u8>, is_resp3: bool) -> Self {
+        Self { output, is_resp3 }
+    }
+
+    /// A status such as `OK`.
+    pub(crate) fn status(&mut self, text: &str) {
+        self.line(b'+', text.as_bytes());
+    }
+
+    /// An error. Line ends in `text` become spaces, so that no client can write a reply of its own.
+    pub(crate) fn error(&mut self, text: impl AsRef<[u8]>) {
+        let is_control = |byte: u8| byte.is_ascii_control();
+        self.output.push(b'-');
+        self.output.extend(text.as_ref().iter().map(|&byte| if is_control(byte) { b' ' } else { byte }));
+        self.output.extend_from_slice(b"\r\n");
+    }
+
+    pub(crate) fn integer(&mut self, number: i64) {
+        self.line(b':', Buffer::new().format(number).as_bytes());
+    }
+
+    /// A number that is not negative; the largest integer of the protocol if it is larger.
+    pub(crate) fn count(&mut self, number: u64) {
+        self.integer(i64::try_from(number).unwrap_or(i64::MAX));
+    }
+
+    pub(crate) fn bulk(&mut self, bytes: impl AsRef<[u8]>) {
+        let bytes = bytes.as_ref();
+        self.line(b'$', Buffer::new().format(bytes.len()).as_bytes());
+        self.output.extend_from_slice(bytes);
+        self.output.extend_from_slice(b"\r\n");
+    }
+
+    /// The beginning of an array of `len` replies.
+    pub(crate) fn array(&mut self, len: usize) {
+        self.line(b'*', Buffer::new().format(len).as_bytes());
+    }
+
+    /// The beginning of a map of `len` pairs; an array of keys and values for RESP2.
+    pub(crate) fn map(&mut self, len: usize) {
+        if self.is_resp3 {
+            self.line(b'%', Buffer::new().format(len).as_bytes());
+        } else {
+            self.array(2 * len);
+        }
+    }
+
+    /// The beginning of a record with `len` fields: a map for RESP3, an array of its values for RESP2.
+    pub(crate) fn record(&mut self, len: usize) {
+        if self.is_resp3 { self.map(len) } else { self.array(len) }
+    }
+
+    /// The name of a field of a record. RESP2 has none.
+    pub(crate) fn field(&mut self, name: &str) {
+        if self.is_resp3 {
+            self.bulk(name);
+        }
+    }
+
+    /// A boolean; 0 or 1 for RESP2.
+    pub(crate) fn boolean(&mut self, is_true: bool) {
+        match (self.is_resp3, is_true) {
+            (true, true) => self.line(b'#', b"t"),
+            (true, false) => self.line(b'#', b"f"),
+            (false, _) => self.integer(i64::from(is_true)),
+        }
+    }
+
+    pub(crate) fn null(&mut self) {
+        self.output.extend_from_slice(if self.is_resp3 { b"_\r\n" } else { b"$-1\r\n" });
+    }
+
+    #[inline]
+    fn line(&mut self, kind: u8, text: &[u8]) {
+        self.output.push(kind);
+        self.output.extend_from_slice(text);
+        self.output.extend_from_slice(b"\r\n");
+    }
+}

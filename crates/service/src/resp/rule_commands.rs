@@ -1,0 +1,269 @@
+//! `TIDEGATE.…`: rules of the policy by name.
+
+use thiserror::Error;
+use tidegate_core::{Cost, TimeSpan, Timestamp};
+use tidegate_limiter::{RuleCheck, RuleError, Ruling, RulingReport};
+use tidegate_policy::{ClientNameError, Scratch};
+use tidegate_store::{ClockReading, Store};
+use tidegate_telemetry::{DecisionKind, Protocol};
+
+use super::command::parse_integer;
+use super::frame::Arguments;
+use super::reply::ReplyWriter;
+use crate::client::counter_key;
+use crate::worker::{ServedPolicy, ServiceWorker};
+
+/// Why a command about a rule failed.
+#[derive(Debug, Error)]
+enum RuleCommandError {
+    #[error("ERR wrong number of arguments")]
+    Arity,
+    #[error("ERR {name} is not an integer, or is negative or too large")]
+    NoInteger { name: &'static str },
+    #[error("ERR {name} is not valid UTF-8")]
+    Encoding { name: &'static str },
+    #[error("ERR invalid client: {0}")]
+    Client(#[from] ClientNameError),
+    #[error("NORULE the policy has no such rate limit")]
+    NoRule,
+    #[error("STOREFAILED the store is unavailable, so there is no decision")]
+    StoreFailed,
+}
+
+impl From<RuleError> for RuleCommandError {
+    fn from(error: RuleError) -> Self {
+        match error {
+            RuleError::NoRule => Self::NoRule,
+            RuleError::Store(_) => Self::StoreFailed,
+        }
+    }
+}
+
+/// The rule, client and cost of a command.
+struct RuleArguments<'a> {
+    rule: &'a str,
+    client: Vec<u8>,
+    cost: Cost,
+}
+
+impl<'a> RuleArguments<'a> {
+    fn parse(arguments: &Arguments<'a>, policy: &ServedPolicy, max: usize) -> Result<Self, RuleCommandError> {
+        if arguments.len() > max {
+            return Err(RuleCommandError::Arity);
+        }
+        let text = |index, name| {
+            let text = std::str::from_utf8(arguments.get(index).unwrap_or_default());
+            text.map_err(|_| RuleCommandError::Encoding { name })
+        };
+        let identities = &policy.active.matcher.plan().identities;
+        let (rule, client) = (text(1, "rule")?, counter_key(identities, text(2, "client")?)?);
+        let cost = Cost::new(unsigned(arguments, 3, "cost")?.unwrap_or(1));
+        Ok(Self { rule, client, cost })
+    }
+
+    fn check(&self) -> RuleCheck<'_> {
+        RuleCheck { rule: self.rule, client: &self.client, cost: self.cost }
+    }
+}
+
+/// The number at `index`, if there is one.
+fn unsigned(
+    arguments: &Arguments<'_>,
+    index: usize,
+    name: &'static str,
+) -> Result<Option<u64>, RuleCommandError> {
+    let Some(text) = arguments.get(index) else { return Ok(None) };
+    let number = parse_integer(text).and_then(|number| u64::try_from(number).ok());
+    number.map(Some).ok_or(RuleCommandError::NoInteger { name })
+}
+
+/// `TIDEGATE.CHECK rule client [cost]`
+pub(super) async fn check<S: Store + 'static>(
+    arguments: &Arguments<'_>,
+    worker: &ServiceWorker<S>,
+    policy: &ServedPolicy,
+    replies: &mut ReplyWriter<'_>,
+) {
+    if let Err(error) = try_check(arguments, worker, policy, replies).await {
+        replies.error(error.to_string());
+    }
+}
+
+async fn try_check<S: Store + 'static>(
+    arguments: &Arguments<'_>,
+    worker: &ServiceWorker<S>,
+    policy: &ServedPolicy,
+    replies: &mut ReplyWriter<'_>,
+) -> Result<(), RuleCommandError> {
+    let parsed = RuleArguments::parse(arguments, policy, 4)?;
+    let (start, mut scratch) = (worker.limiter.clock().read(), Scratch::default());
+    let ruling = worker.limiter.check_rule(&policy.active, parsed.check(), &mut scratch, start.at).await;
+    // Permits are released here: the end of the request is not known.
+    match ruling {
+        Ruling::Admitted(ruling) => {
+            record(worker, policy, (DecisionKind::Admitted, start), &ruling.report);
+            CheckReply::admitted(&ruling.report, ruling.delay).write(replies);
+        }
+        Ruling::Rejected(ruling) => {
+            record(worker, policy, (DecisionKind::Rejected, start), &ruling.report);
+            if let Some(counters) = worker.recorder(Protocol::Resp).counters() {
+                counters.record_rejection(&policy.counted, ruling.rule, ruling.report.client(), start.at);
+            }
+            CheckReply::rejected(&ruling.report, ruling.retry_after).write(replies);
+        }
+        Ruling::StoreFailed(ruling) => {
+            record(worker, policy, (DecisionKind::StoreFailed, start), &ruling.report);
+            if ruling.is_binding {
+                return Err(RuleCommandError::StoreFailed);
+            }
+            CheckReply::admitted(&ruling.report, TimeSpan::ZERO).write(replies);
+        }
+        // Not returned for a rule by name.
+        Ruling::Banned | Ruling::Exempt(_) | Ruling::NoRule => return Err(RuleCommandError::NoRule),
+    }
+    Ok(())
+}
+
+/// `TIDEGATE.PEEK rule client [cost]`
+pub(super) async fn peek<S: Store + 'static>(
+    arguments: &Arguments<'_>,
+    worker: &ServiceWorker<S>,
+    policy: &ServedPolicy,
+    replies: &mut ReplyWriter<'_>,
+) {
+    if let Err(error) = try_peek(arguments, worker, policy, replies).await {
+        replies.error(error.to_string());
+    }
+}
+
+async fn try_peek<S: Store + 'static>(
+    arguments: &Arguments<'_>,
+    worker: &ServiceWorker<S>,
+    policy: &ServedPolicy,
+    replies: &mut ReplyWriter<'_>,
+) -> Result<(), RuleCommandError> {
+    let parsed = RuleArguments::parse(arguments, policy, 4)?;
+    let mut scratch = Scratch::default();
+    let now = worker.now();
+    let report = worker.limiter.peek_rule(&policy.active, parsed.check(), &mut scratch, now).await?;
+    if report.violated().next().is_none() {
+        CheckReply::admitted(&report, TimeSpan::ZERO).write(replies);
+    } else {
+        let retry_after = report.limits().primary().and_then(|limit| limit.retry_after);
+        CheckReply::rejected(&report, retry_after).write(replies);
+    }
+    Ok(())
+}
+
+/// `TIDEGATE.REFUND rule client cost [charged_at]`
+pub(super) async fn refund<S: Store + 'static>(
+    arguments: &Arguments<'_>,
+    worker: &ServiceWorker<S>,
+    policy: &ServedPolicy,
+    replies: &mut ReplyWriter<'_>,
+) {
+    let refunded = async {
+        let parsed = RuleArguments::parse(arguments, policy, 5)?;
+        let now = worker.now();
+        let charged = unsigned(arguments, 4, "charged_at")?.map_or(now, Timestamp::from_micros);
+        Ok(worker.limiter.refund_rule(&policy.active, parsed.check(), charged, now).await?)
+    };
+    write_result(refunded.await, replies);
+}
+
+/// `TIDEGATE.RESET rule client`
+pub(super) async fn reset<S: Store + 'static>(
+    arguments: &Arguments<'_>,
+    worker: &ServiceWorker<S>,
+    policy: &ServedPolicy,
+    replies: &mut ReplyWriter<'_>,
+) {
+    let reset = async {
+        let parsed = RuleArguments::parse(arguments, policy, 3)?;
+        Ok(worker.limiter.reset_rule(&policy.active, (parsed.rule, &parsed.client)).await?)
+    };
+    write_result(reset.await, replies);
+}
+
+fn write_result(result: Result<(), RuleCommandError>, replies: &mut ReplyWriter<'_>) {
+    match result {
+        Ok(()) => replies.status("OK"),
+        Err(error) => replies.error(error.to_string()),
+    }
+}
+
+fn record<S: Store + 'static>(
+    worker: &ServiceWorker<S>,
+    policy: &ServedPolicy,
+    (kind, start): (DecisionKind, ClockReading),
+    report: &RulingReport<'_>,
+) {
+    if let Some(counters) = worker.recorder(Protocol::Resp).counters() {
+        let nanos = worker.limiter.clock().read().nanos_since(start);
+        counters.record_decisions(kind, nanos, 1);
+        for rule in report.shadow_rejections() {
+            counters.record_shadow_rejection(&policy.counted, rule);
+        }
+    }
+}
+
+/// The reply to a check. −1 stands for a value that does not exist.
+struct CheckReply {
+    is_admitted: bool,
+    limit: i64,
+    remaining: i64,
+    retry_after: i64,
+    reset_after: i64,
+    wait: i64,
+    charged_at: Timestamp,
+}
+
+impl CheckReply {
+    fn admitted(report: &RulingReport<'_>, wait: TimeSpan) -> Self {
+        Self { wait: millis(wait), charged_at: report.at() + wait, ..Self::rejected(report, None).pass() }
+    }
+
+    fn pass(self) -> Self {
+        Self { is_admitted: true, ..self }
+    }
+
+    fn rejected(report: &RulingReport<'_>, retry_after: Option<TimeSpan>) -> Self {
+        let limits = report.limits();
+        // Limits in shadow mode are not reported.
+        let limit = limits.primary();
+        let count = |number: u64| i64::try_from(number).unwrap_or(i64::MAX);
+        Self {
+            is_admitted: false,
+            limit: limit.map_or(-1, |limit| count(limit.quota)),
+            remaining: limit.map_or(-1, |limit| count(limit.remaining)),
+            retry_after: retry_after.map_or(-1, millis),
+            reset_after: limit.map_or(-1, |limit| millis(limit.reset_after)),
+            wait: 0,
+            charged_at: report.at(),
+        }
+    }
+
+    fn write(&self, replies: &mut ReplyWriter<'_>) {
+        replies.record(7);
+        replies.field("admitted");
+        replies.boolean(self.is_admitted);
+        let fields = [
+            ("limit", self.limit),
+            ("remaining", self.remaining),
+            ("retry_after_ms", self.retry_after),
+            ("reset_after_ms", self.reset_after),
+            ("wait_ms", self.wait),
+        ];
+        for (name, number) in fields {
+            replies.field(name);
+            replies.integer(number);
+        }
+        replies.field("charged_at");
+        replies.count(self.charged_at.as_micros());
+    }
+}
+
+/// Milliseconds, rounded up.
+fn millis(span: TimeSpan) -> i64 {
+    i64::try_from(span.as_micros().div_ceil(1_000)).unwrap_or(i64::MAX)
+}

@@ -1,0 +1,166 @@
+//! `CL.THROTTLE`: a limit that the command carries, with the replies of redis-cell.
+
+use std::cell::RefCell;
+
+use smallvec::SmallVec;
+use thiserror::Error;
+use tidegate_core::{Check, Cost, CounterKey, Decision, Limit, RuleId, Verdict};
+use tidegate_store::Store;
+use tidegate_telemetry::{DecisionKind, Protocol};
+
+use super::command::parse_integer;
+use super::frame::{Arguments, Span};
+use super::limit_cache::{LimitCache, LimitParameters, LimitParametersError};
+use super::reply::ReplyWriter;
+use crate::worker::ServiceWorker;
+
+/// The rule of all keys. No rule of a policy can have this name, because it contains quotes.
+const RULE: RuleId = RuleId::named("\"CL.THROTTLE\"");
+
+/// The most commands that are decided together.
+pub(crate) const MAX_BATCH: usize = 256;
+
+/// Batches up to this length need no allocation.
+const INLINE_CHECKS: usize = 32;
+
+/// Why a `CL.THROTTLE` command has no decision.
+#[derive(Debug, Error)]
+pub(crate) enum ThrottleError {
+    #[error("ERR wrong number of arguments for 'cl.throttle' command")]
+    Arity,
+    #[error("ERR {name} is not an integer or out of range")]
+    NoInteger { name: &'static str },
+    #[error("ERR {name} must not be negative")]
+    Negative { name: &'static str },
+    #[error("ERR {0}")]
+    Limit(#[from] LimitParametersError),
+}
+
+/// A command that waits for its batch.
+#[derive(Clone, Copy, Debug)]
+struct PendingThrottle {
+    key: Span,
+    /// The index of its limit.
+    limit: usize,
+    cost: Cost,
+}
+
+/// Consecutive `CL.THROTTLE` commands that are decided together.
+#[derive(Debug, Default)]
+pub(crate) struct ThrottleBatch {
+    pending: Vec<PendingThrottle>,
+    /// The limits of the commands. Successive commands with the same limit share one.
+    limits: Vec<(LimitParameters, Limit)>,
+    decisions: Vec<Decision>,
+}
+
+impl ThrottleBatch {
+    pub(crate) fn is_empty(&self) -> bool {
+        self.pending.is_empty()
+    }
+
+    pub(crate) fn is_full(&self) -> bool {
+        self.pending.len() >= MAX_BATCH
+    }
+
+    /// Adds a command; not if it is invalid. `offset` is the position of its bytes in those given to
+    /// [`decide`](Self::decide).
+    pub(crate) fn push(
+        &mut self,
+        arguments: &Arguments<'_>,
+        offset: usize,
+        cache: &RefCell<LimitCache>,
+    ) -> Result<(), ThrottleError> {
+        let (5..=6, Some(key)) = (arguments.len(), arguments.span(1)) else {
+            return Err(ThrottleError::Arity);
+        };
+        let number = |index, name| match arguments.get(index).map(parse_integer) {
+            Some(Some(number)) => u64::try_from(number).map_err(|_| ThrottleError::Negative { name }),
+            Some(None) => Err(ThrottleError::NoInteger { name }),
+            None => Ok(1),
+        };
+        let parameters = LimitParameters {
+            max_burst: number(2, "max_burst")?,
+            count: number(3, "count")?,
+            period: number(4, "period")?,
+        };
+        let cost = Cost::new(number(5, "quantity")?);
+        if self.limits.last().is_none_or(|(last, _)| *last != parameters) {
+            self.limits.push((parameters, cache.borrow_mut().get(parameters)?));
+        }
+        let key = Span { start: key.start + offset, end: key.end + offset };
+        self.pending.push(PendingThrottle { key, limit: self.limits.len() - 1, cost });
+        Ok(())
+    }
+
+    /// Decides all commands and writes their replies. `bytes` are those to which the spans of the commands refer.
+    pub(crate) async fn decide<S: Store + 'static>(
+        &mut self,
+        bytes: &[u8],
+        worker: &ServiceWorker<S>,
+        replies: &mut ReplyWriter<'_>,
+    ) {
+        let Self { pending, limits, decisions } = self;
+        let clock = worker.limiter.clock();
+        let start = clock.read();
+        let decided = {
+            let checks: SmallVec<[Check<'_>; INLINE_CHECKS]> = pending
+                .iter()
+                .filter_map(|command| {
+                    let (_, limit) = limits.get(command.limit)?;
+                    Some(Check::new(CounterKey::new(RULE, command.key.of(bytes)), limit).cost(command.cost))
+                })
+                .collect();
+            let batch: SmallVec<[&[Check<'_>]; INLINE_CHECKS]> = checks.chunks(1).collect();
+            worker.limiter.check_limits_batch(&batch, start.at, decisions).await
+        };
+        let counts = match decided {
+            Ok(()) => write_decisions(decisions, replies),
+            Err(error) => {
+                for _ in pending.iter() {
+                    replies.error(format!("STOREFAILED {error}"));
+                }
+                [(DecisionKind::StoreFailed, pending.len()), (DecisionKind::Rejected, 0)]
+            }
+        };
+        if let Some(counters) = worker.recorder(Protocol::Resp).counters() {
+            // Each decision of a batch is recorded with an equal part of its time.
+            let nanos = clock.read().nanos_since(start) / (pending.len().max(1) as u64);
+            for (kind, count) in counts.into_iter().filter(|(_, count)| *count > 0) {
+                counters.record_decisions(kind, nanos, count as u64);
+            }
+        }
+        pending.clear();
+        limits.clear();
+        decisions.clear();
+    }
+}
+
+/// Writes the replies and counts the decisions.
+fn write_decisions(decisions: &[Decision], replies: &mut ReplyWriter<'_>) -> [(DecisionKind, usize); 2] {
+    let mut admitted = 0;
+    for decision in decisions {
+        admitted += usize::from(decision.passes());
+        write_decision(decision, replies);
+    }
+    [(DecisionKind::Admitted, admitted), (DecisionKind::Rejected, decisions.len() - admitted)]
+}
+
+/// Whether the command is limited, the limit, what remains, and the seconds until a retry and until the key is unused, rounded
+/// up.
+fn write_decision(decision: &Decision, replies: &mut ReplyWriter<'_>) {
+    let retry_after = match decision.verdict {
+        Verdict::NotUntil { retry_after } => i64::try_from(retry_after.as_secs_ceil()).unwrap_or(i64::MAX),
+        Verdict::Pass { .. } | Verdict::Never => -1,
+    };
+    let (limit, remaining, reset_after) = decision
+        .outcomes
+        .first()
+        .map_or((0, 0, 0), |outcome| (outcome.limit, outcome.remaining, outcome.reset_after.as_secs_ceil()));
+    replies.array(5);
+    replies.integer(i64::from(!decision.passes()));
+    replies.count(limit);
+    replies.count(remaining);
+    replies.integer(retry_after);
+    replies.count(reset_after);
+}

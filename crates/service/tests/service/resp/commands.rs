@@ -1,0 +1,207 @@
+//! Commands, their replies and errors.
+
+use tidegate_core::TimeSpan;
+
+use super::{Reply, RespClient, bulk, error, integers, status};
+use crate::fixture::TestService;
+
+const POLICY: &str = "rate_limits: { default: { requests: 3, window: 1m, algorithm: token_bucket } }";
+
+#[test]
+fn connection_commands_reply_as_redis() {
+    let service = TestService::start(POLICY);
+    let mut client = RespClient::connect(&service);
+    let cases = [
+        ("PING", status("PONG")),
+        ("ping hello", bulk("hello")),
+        ("PING a b", error("ERR wrong number of arguments for 'ping' command")),
+        ("ECHO hello", bulk("hello")),
+        ("ECHO", error("ERR wrong number of arguments for 'echo' command")),
+        ("SELECT 0", status("OK")),
+        ("SELECT 1", error("ERR DB index is out of range")),
+        ("SELECT x", error("ERR value is not an integer or out of range")),
+        ("CLIENT GETNAME", Reply::Null),
+        ("CLIENT SETNAME app", status("OK")),
+        ("CLIENT GETNAME", bulk("app")),
+        ("CLIENT SETINFO LIB-NAME redis-py", status("OK")),
+        ("CLIENT NO-EVICT ON", status("OK")),
+        ("CLIENT NOPE", error("ERR unknown subcommand or wrong number of arguments for 'client|nope'")),
+        ("COMMAND COUNT", Reply::Integer(16)),
+        ("COMMAND DOCS", Reply::Array(Vec::new())),
+        ("COMMAND INFO nope", Reply::Array(vec![Reply::Null])),
+        ("CONFIG GET save", Reply::Array(Vec::new())),
+        ("CONFIG SET save x", error("ERR only CONFIG GET is supported; settings are in the policy")),
+        (
+            "AUTH secret",
+            error(
+                "ERR AUTH <password> called without any password configured for the default user. \
+             Are you sure your configuration is correct?",
+            ),
+        ),
+        ("GET a b", error("ERR unknown command 'GET', with args beginning with: 'a' 'b' ")),
+        ("RESET", status("RESET")),
+        ("CLIENT GETNAME", Reply::Null),
+    ];
+    for (command, expected) in cases {
+        assert_eq!(client.call(command), expected, "{command}");
+    }
+    let Reply::Bulk(info) = client.call("INFO") else { panic!() };
+    assert!(info.contains("loading:0"));
+    let Reply::Integer(id) = client.call("CLIENT ID") else { panic!() };
+    assert!(matches!(client.call("CLIENT LIST"), Reply::Bulk(list) if list.contains(&format!("id={id} "))));
+    let Reply::Array(commands) = client.call("COMMAND") else { panic!() };
+    assert_eq!(commands.len(), 16);
+    assert_eq!(client.call("QUIT"), status("OK"));
+    assert!(client.is_closed());
+}
+
+#[test]
+fn error_reply_control_characters_of_the_client_become_spaces() {
+    let service = TestService::start(POLICY);
+    let mut client = RespClient::connect(&service);
+    client.send(b"*2\r\n$7\r\nA\r\n+OK\r\r\n$3\r\nb\n:\r\n");
+    assert_eq!(client.reply(), error("ERR unknown command 'A  +OK ', with args beginning with: 'b :' "));
+    assert_eq!(
+        client.call(&"x".repeat(5000)),
+        error(&format!("ERR unknown command '{}', with args beginning with: ", "x".repeat(128)))
+    );
+}
+
+#[test]
+fn http_request_of_a_browser_closes_the_connection() {
+    let service = TestService::start(POLICY);
+    for request in [
+        "POST / HTTP/1.1\r\n\r\nTIDEGATE.RESET default user:bob\r\n",
+        "GET / HTTP/1.1\r\nHost: a\r\n\r\nPING\r\n",
+    ] {
+        let mut client = RespClient::connect(&service);
+        client.send(request);
+        if request.starts_with("GET") {
+            assert!(matches!(client.reply(), Reply::Error(_)));
+        }
+        assert!(client.is_closed(), "{request}");
+    }
+}
+
+#[test]
+fn hello_selects_the_version_of_the_protocol() {
+    let service = TestService::start(POLICY);
+    let mut client = RespClient::connect(&service);
+    let Reply::Array(hello) = client.call("HELLO") else { panic!() };
+    assert_eq!((&hello[0], &hello[5]), (&bulk("server"), &Reply::Integer(2)));
+    let Reply::Map(hello) = client.call("HELLO 3 SETNAME app") else { panic!() };
+    assert!(hello.contains(&(bulk("proto"), Reply::Integer(3))));
+    assert_eq!(client.call("CLIENT GETNAME"), bulk("app"));
+    assert_eq!(client.call("CONFIG GET save"), Reply::Map(Vec::new()));
+    assert_eq!(client.call("HELLO 4"), error("NOPROTO unsupported protocol version"));
+    assert_eq!(client.call("HELLO x"), error("ERR Protocol version is not an integer or out of range"));
+    assert_eq!(client.call("HELLO 3 NOPE"), error("ERR Syntax error in HELLO"));
+    // A failed HELLO changes nothing.
+    assert_eq!(client.call("COMMAND INFO nope"), Reply::Array(vec![Reply::Null]));
+    assert!(matches!(client.call("HELLO 2"), Reply::Array(_)));
+    // CL.THROTTLE has the same reply in both versions.
+    assert!(matches!(client.call("HELLO 3"), Reply::Map(_)));
+    assert_eq!(client.call("CL.THROTTLE k 0 1 1"), integers(&[0, 1, 0, -1, 1]));
+}
+
+#[test]
+fn rule_commands_check_peek_refund_and_reset_one_counter() {
+    let service = TestService::start(POLICY);
+    let mut client = RespClient::connect(&service);
+    let at = 1_700_000_000_000_000;
+    let admitted = |remaining, reset_ms| integers(&[1, 3, remaining, -1, reset_ms, 0, at]);
+    let rejected = |remaining, retry_ms| integers(&[0, 3, remaining, retry_ms, 60_000, 0, at]);
+    assert_eq!(client.call("TIDEGATE.PEEK default user:bob"), admitted(3, 0));
+    assert_eq!(client.call("TIDEGATE.CHECK default user:bob"), admitted(2, 20_000));
+    assert_eq!(client.call("TIDEGATE.CHECK default user:bob 2"), admitted(0, 60_000));
+    assert_eq!(client.call("TIDEGATE.CHECK default user:bob"), rejected(0, 20_000));
+    assert_eq!(client.call("TIDEGATE.PEEK default user:bob 3"), rejected(0, 60_000));
+    // It can never fit.
+    assert_eq!(client.call("TIDEGATE.CHECK default user:bob 4"), rejected(0, -1));
+    assert_eq!(client.call(&format!("TIDEGATE.REFUND default user:bob 2 {at}")), status("OK"));
+    assert_eq!(client.call("TIDEGATE.PEEK default user:bob"), admitted(2, 20_000));
+    assert_eq!(client.call("TIDEGATE.RESET default user:bob"), status("OK"));
+    assert_eq!(client.call("TIDEGATE.PEEK default user:bob"), admitted(3, 0));
+    assert_eq!(client.call("TIDEGATE.CHECK default user:eve 3"), admitted(0, 60_000));
+    assert_eq!(client.call("TIDEGATE.CHECK default user:bob"), admitted(2, 20_000));
+}
+
+#[test]
+fn rule_commands_in_resp3_reply_with_names() {
+    let service = TestService::start(POLICY);
+    let mut client = RespClient::connect(&service);
+    client.call("HELLO 3");
+    let number = |name: &str, number| (bulk(name), Reply::Integer(number));
+    let expected = |is_admitted, remaining, retry_after| {
+        Reply::Map(vec![
+            (bulk("admitted"), Reply::Boolean(is_admitted)),
+            number("limit", 3),
+            number("remaining", remaining),
+            number("retry_after_ms", retry_after),
+            number("reset_after_ms", 60_000),
+            number("wait_ms", 0),
+            number("charged_at", 1_700_000_000_000_000),
+        ])
+    };
+    assert_eq!(client.call("TIDEGATE.CHECK default user:bob 3"), expected(true, 0, -1));
+    assert_eq!(client.call("TIDEGATE.CHECK default user:bob"), expected(false, 0, 20_000));
+}
+
+#[test]
+fn rule_commands_leaky_bucket_reports_the_wait() {
+    let policy = "rate_limits: { default: { requests: 1, window: 1s, algorithm: leaky_bucket, burst: 3 } }";
+    let service = TestService::start(policy);
+    let mut client = RespClient::connect(&service);
+    client.call("TIDEGATE.CHECK default user:bob");
+    let Reply::Array(fields) = client.call("TIDEGATE.CHECK default user:bob") else { panic!() };
+    assert_eq!(fields[0], Reply::Integer(1));
+    assert_eq!(fields[5..], [Reply::Integer(1_000), Reply::Integer(1_700_000_001_000_000)]);
+}
+
+#[test]
+fn rule_commands_invalid_arguments_state_what_is_wrong() {
+    let service = TestService::start(POLICY);
+    let mut client = RespClient::connect(&service);
+    let cases = [
+        ("TIDEGATE.CHECK nope user:bob", "NORULE the policy has no such rate limit"),
+        ("TIDEGATE.REFUND nope user:bob 1", "NORULE the policy has no such rate limit"),
+        ("TIDEGATE.RESET nope user:bob", "NORULE the policy has no such rate limit"),
+        ("TIDEGATE.CHECK default", "ERR wrong number of arguments for 'tidegate.check' command"),
+        ("TIDEGATE.CHECK default user:bob 1 1", "ERR wrong number of arguments"),
+        ("TIDEGATE.CHECK default user:bob -1", "ERR cost is not an integer, or is negative or too large"),
+        (
+            "TIDEGATE.REFUND default user:bob 1 x",
+            "ERR charged_at is not an integer, or is negative or too large",
+        ),
+    ];
+    for (command, expected) in cases {
+        assert_eq!(client.call(command), error(expected), "{command}");
+    }
+    let Reply::Error(text) = client.call("TIDEGATE.CHECK default bob") else { panic!() };
+    assert!(text.starts_with("ERR invalid client: missing client kind"), "{text}");
+    client.send(b"*3\r\n$14\r\nTIDEGATE.CHECK\r\n$1\r\n\xff\r\n$8\r\nuser:bob\r\n");
+    assert_eq!(client.reply(), error("ERR rule is not valid UTF-8"));
+}
+
+#[test]
+fn metrics_count_decisions_by_protocol() {
+    let service = TestService::start(POLICY);
+    let mut client = RespClient::connect(&service);
+    for _ in 0..5 {
+        client.call("CL.THROTTLE k 1 1 60");
+        client.call("TIDEGATE.CHECK default user:bob");
+    }
+    client.call("TIDEGATE.PEEK default user:bob");
+    service.clock.advance(TimeSpan::from_secs(1));
+    let metrics = service.metrics();
+    let line = |name: &str| metrics.lines().find(|line| line.starts_with(name)).map(str::to_owned);
+    let requests = |decision| {
+        line(&format!("rate_limit_requests_total{{decision=\"{decision}\",protocol=\"resp\"}}"))
+            .and_then(|line| line.split_whitespace().last().map(str::to_owned))
+    };
+    assert_eq!(requests("admitted").as_deref(), Some("5"), "{metrics}");
+    assert_eq!(requests("rejected").as_deref(), Some("5"), "{metrics}");
+    let exceeded = metrics.lines().filter(|line| line.starts_with("rate_limit_exceeded_total{"));
+    let exceeded = exceeded.filter_map(|line| line.split_whitespace().last()?.parse::<u64>().ok());
+    assert_eq!(exceeded.sum::<u64>(), 2, "{metrics}");
+}
