@@ -323,7 +323,7 @@ fn admitted<'a>(
     AdmittedRuling { report, permits, reservations: Reservations::default(), delay: TimeSpan::ZERO }
 }
 
-fn reject(mut report: RulingReport<'_>) -> Ruling<'_> {
+pub(crate) fn reject(mut report: RulingReport<'_>) -> Ruling<'_> {
     let Some(rule) = report.find_rejecting() else {
         // Unreachable: some rule rejects the request.
         return Ruling::StoreFailed(FailedRuling { report, permits: Vec::new(), is_binding: true });
