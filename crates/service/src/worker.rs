@@ -10,6 +10,8 @@ use tidegate_policy::ActivePolicy;
 use tidegate_store::Store;
 use tidegate_telemetry::{Protocol, Recorder, RuleSlots, Telemetry};
 
+use crate::http::HttpState;
+
 /// The state of a worker thread.
 #[derive(Debug)]
 pub(crate) struct ServiceWorker<S> {
@@ -17,6 +19,8 @@ pub(crate) struct ServiceWorker<S> {
     telemetry: Telemetry,
     recorders: [Recorder; 3],
     policy: RefCell<Rc<ServedPolicy>>,
+    /// What the connections of the HTTP protocol share.
+    pub(crate) http: HttpState,
 }
 
 /// The active policy with the metric slots of its rules.
@@ -27,11 +31,11 @@ pub(crate) struct ServedPolicy {
 }
 
 impl<S: Store + 'static> ServiceWorker<S> {
-    pub(crate) fn new(limiter: Arc<Limiter<S>>, telemetry: Telemetry) -> Self {
+    pub(crate) fn new(limiter: Arc<Limiter<S>>, telemetry: Telemetry, http: HttpState) -> Self {
         let recorder = |protocol| telemetry.recorder(protocol, Arc::clone(limiter.clock()));
         let recorders = [recorder(Protocol::Http), recorder(Protocol::Grpc), recorder(Protocol::Resp)];
         let policy = RefCell::new(Rc::new(ServedPolicy::new(limiter.policy(), &telemetry)));
-        Self { limiter, telemetry, recorders, policy }
+        Self { limiter, telemetry, recorders, policy, http }
     }
 
     /// The active policy. A request must use one policy from start to end.
