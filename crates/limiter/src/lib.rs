@@ -55,7 +55,7 @@ mod ruling;
 pub use limiter::{Limiter, PreparedPolicy, RuleCheck};
 pub use refund::RefundGuard;
 pub use report::{ReportedLimits, RulingReport};
-pub use reservation::{BodyMeter, Reservations};
+pub use reservation::{BodyMeter, Reservations, RuleReservation};
 pub use rule_operations::RuleError;
 pub use ruling::{AdmittedRuling, FailedRuling, RejectedRuling, Ruling};
 

@@ -329,7 +329,7 @@ fn store_failed<'a>(matched: &MatchedRequest<'a>, acquired: AcquiredPermits, now
     Ruling::StoreFailed(FailedRuling { report, permits, is_binding: matched.has_binding_check() })
 }
 
-fn reject(mut report: RulingReport<'_>) -> Ruling<'_> {
+pub(crate) fn reject(mut report: RulingReport<'_>) -> Ruling<'_> {
     let Some(rule) = report.find_rejecting() else {
         // Unreachable: some rule rejects the request.
         return Ruling::StoreFailed(FailedRuling { report, permits: Vec::new(), is_binding: true });

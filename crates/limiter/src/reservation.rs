@@ -3,16 +3,19 @@
 //! An unsettled reservation stays charged: if the client disconnects before the response, or the upstream fails or times out,
 //! the work may have been done. Only requests that were sent to no server are refunded.
 
+use std::cmp::Ordering;
 use std::fmt;
 use std::sync::Arc;
 
 use http::HeaderMap;
 use http::header::HeaderName;
+use smallvec::SmallVec;
 use tidegate_core::{Check, Cost, CounterKey, Decision, Limit, Refund, Role, RuleId, Timestamp};
 use tidegate_policy::{MatchedRequest, Reservation, Settlement, StatusSet};
-use tidegate_store::Store;
+use tidegate_store::{Store, StoreError};
 
 use crate::limiter::{Limiter, SharedStore};
+use crate::report::RulingReport;
 
 /// A body of unknown length is charged in steps of this many units: few enough that a client cannot exceed a limit by much
 /// with an endless body, enough that not every frame needs a store call.
@@ -37,12 +40,19 @@ impl Reservations {
 /// An owned reservation that outlives the match.
 #[derive(Debug)]
 struct OwnedReservation {
+    charge: RuleReservation,
+    settled_by: SettlementBasis,
+}
+
+/// The charge of one rule, whose final cost is set later by [`Limiter::commit_rule`]. Without that the charge stays.
+#[must_use]
+#[derive(Debug)]
+pub struct RuleReservation {
     rule: RuleId,
     client: Box<[u8]>,
     limit: Limit,
     cost: Cost,
     charged: Timestamp,
-    settled_by: SettlementBasis,
 }
 
 /// What settles a reservation.
@@ -71,40 +81,57 @@ impl OwnedReservation {
             Settlement::Header(name) => SettlementBasis::Header((*name).clone()),
             Settlement::Body(unit) => SettlementBasis::Body(*unit),
         };
-        Self {
+        let charge = RuleReservation {
             rule: check.key.rule,
             client: check.key.client.into(),
             limit: *check.limit,
             cost: check.cost,
             charged: *charged,
-            settled_by,
-        }
+        };
+        Self { charge, settled_by }
     }
 
     fn is_settled_by_body(&self) -> bool {
         matches!(self.settled_by, SettlementBasis::Body(_))
+    }
+}
+
+impl RuleReservation {
+    /// The charge of an admitted request that one rule has checked; `None` if it charged nothing, as a rule in shadow mode
+    /// does above its limit.
+    pub fn new(report: &RulingReport<'_>) -> Option<Self> {
+        let checks: SmallVec<[Check<'_>; 1]> = report.rules.checks().collect();
+        let refunds = report.decision.as_ref()?.refunds(&checks);
+        refunds.first().map(|refund| Self {
+            rule: refund.key.rule,
+            client: refund.key.client.into(),
+            limit: *refund.limit,
+            cost: refund.cost,
+            charged: refund.charged,
+        })
     }
 
     fn key(&self) -> CounterKey<'_> {
         CounterKey::new(self.rule, &self.client)
     }
 
-    /// Sets the final cost of the request.
-    async fn commit<S: Store>(&self, shared: &SharedStore<S>, cost: Cost) {
-        // If the store fails, the charge stays.
-        if cost < self.cost {
-            let cost = Cost::new(self.cost.get() - cost.get());
-            let refund = Refund { key: self.key(), limit: &self.limit, cost, charged: self.charged };
-            let _ = shared.store.refund(&[refund], shared.clock.now()).await;
-        } else if cost > self.cost {
-            self.charge(shared, cost.get() - self.cost.get()).await;
+    /// Sets the final cost of the request. If the store fails, the charge stays.
+    async fn commit<S: Store>(&self, shared: &SharedStore<S>, cost: Cost) -> Result<(), StoreError> {
+        match cost.cmp(&self.cost) {
+            Ordering::Less => {
+                let cost = Cost::new(self.cost.get() - cost.get());
+                let refund = Refund { key: self.key(), limit: &self.limit, cost, charged: self.charged };
+                shared.store.refund(&[refund], shared.clock.now()).await
+            }
+            Ordering::Equal => Ok(()),
+            Ordering::Greater => self.charge(shared, cost.get() - self.cost.get()).await,
         }
     }
 
     /// Charges `units` more, even into debt.
-    async fn charge<S: Store>(&self, shared: &SharedStore<S>, units: u64) {
+    async fn charge<S: Store>(&self, shared: &SharedStore<S>, units: u64) -> Result<(), StoreError> {
         let check = Check::new(self.key(), &self.limit).cost(Cost::new(units)).role(Role::Overage);
-        let _ = shared.store.decide(&[check], shared.clock.now()).await;
+        shared.store.decide(&[check], shared.clock.now()).await.map(drop)
     }
 }
 
@@ -112,7 +139,7 @@ impl<S: Store + 'static> Limiter<S> {
     /// Settles reservations by the response to their request, even if the returned future is dropped.
     pub async fn settle(&self, reservations: Reservations, status: u16, headers: &HeaderMap) {
         let cost = |reservation: &OwnedReservation| {
-            reservation.settled_by.as_settlement().by_response(reservation.cost, status, headers)
+            reservation.settled_by.as_settlement().by_response(reservation.charge.cost, status, headers)
         };
         let settled = reservations.0.into_iter();
         self.commit(settled.filter_map(|reservation| Some((cost(&reservation)?, reservation))).collect())
@@ -132,11 +159,21 @@ impl<S: Store + 'static> Limiter<S> {
         // In a separate task: a client that disconnects now does not cancel it.
         let settling = tokio::spawn(async move {
             for (cost, reservation) in &commits {
-                reservation.commit(&shared, *cost).await;
+                // If the store fails, the charge stays.
+                let _ = reservation.charge.commit(&shared, *cost).await;
             }
         });
         // Await it, so that the next request of the client sees the settled counters.
         let _ = settling.await;
+    }
+
+    /// Sets the final cost of a reservation, even if the returned future is dropped: less refunds the rest, more charges the
+    /// difference, even into debt. If the store fails, the charge stays.
+    pub async fn commit_rule(&self, reservation: RuleReservation, cost: Cost) -> Result<(), StoreError> {
+        let shared = Arc::clone(&self.shared);
+        let settling = tokio::spawn(async move { reservation.commit(&shared, cost).await });
+        // A task that was not run to its end has not settled anything.
+        settling.await.unwrap_or_else(|aborted| Err(StoreError::Unavailable(Box::new(aborted))))
     }
 
     /// Takes the reservations that the body of the request settles; `None` if there are none.
@@ -148,8 +185,10 @@ impl<S: Store + 'static> Limiter<S> {
         let (by_body, rest): (Vec<_>, Vec<_>) =
             all.into_iter().partition(OwnedReservation::is_settled_by_body);
         reservations.0 = rest;
-        let open =
-            by_body.into_iter().map(|reservation| (reservation.cost.get(), Arc::new(reservation))).collect();
+        let open = by_body
+            .into_iter()
+            .map(|reservation| (reservation.charge.cost.get(), Arc::new(reservation)))
+            .collect();
         Some(BodyMeter { shared: Arc::clone(&self.shared), open, bytes: 0 })
     }
 }
@@ -185,7 +224,7 @@ impl<S: Store + 'static> BodyMeter<S> {
                 let (shared, reservation) = (Arc::clone(&self.shared), Arc::clone(reservation));
                 // Without a runtime the process is ending.
                 let Ok(runtime) = tokio::runtime::Handle::try_current() else { return };
-                runtime.spawn(async move { reservation.charge(&shared, more).await });
+                runtime.spawn(async move { reservation.charge.charge(&shared, more).await });
             }
         }
     }

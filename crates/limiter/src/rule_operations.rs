@@ -1,12 +1,15 @@
 //! Operations on one rule for a client that the caller has identified, and checks of limits that the caller supplies.
 
 use thiserror::Error;
-use tidegate_core::{Check, Cost, Decision, Refund, Timestamp};
-use tidegate_policy::{ActivePolicy, Scratch};
+use tidegate_core::{Check, Cost, Decision, Refund, Timestamp, Verdict};
+use tidegate_policy::{ActivePolicy, Admission, Facts, MatchedRequest, RuntimeData, Scratch};
 use tidegate_store::{Store, StoreError};
 
-use crate::limiter::{Limiter, RuleCheck};
+use crate::limiter::{Limiter, RuleCheck, reject};
+use crate::lockout;
 use crate::report::RulingReport;
+use crate::reservation::Reservations;
+use crate::ruling::{AdmittedRuling, FailedRuling, Ruling};
 
 /// Why an operation on a rule failed.
 #[derive(Debug, Error)]
@@ -35,6 +38,62 @@ impl<S: Store + 'static> Limiter<S> {
         report.is_peeked = true;
         report.decision = Some(decision);
         Ok(report)
+    }
+
+    /// What [`check`](Self::check) would return now, without charging or recording anything. Concurrency limits are not
+    /// checked.
+    pub async fn preview<'a>(
+        &self,
+        policy: &'a ActivePolicy,
+        facts: &Facts<'_>,
+        scratch: &'a mut Scratch,
+        now: Timestamp,
+    ) -> Ruling<'a> {
+        let matched = {
+            let bans = self.bans();
+            let runtime = RuntimeData { directory: policy.directory.as_deref(), bans: Some(&bans) };
+            match policy.matcher.admit(facts, runtime, now, scratch) {
+                Admission::Banned { .. } => return Ruling::Banned,
+                Admission::Exempt { why } => return Ruling::Exempt(why),
+                Admission::Checked(matched) => matched,
+            }
+        };
+        self.preview_matched(&matched, now).await
+    }
+
+    /// What [`check_rule`](Self::check_rule) would return now, without charging or recording anything.
+    pub async fn preview_rule<'a>(
+        &self,
+        policy: &'a ActivePolicy,
+        RuleCheck { rule, client, cost }: RuleCheck<'_>,
+        scratch: &'a mut Scratch,
+        now: Timestamp,
+    ) -> Ruling<'a> {
+        match policy.matcher.match_rule(rule, client, cost, scratch) {
+            Some(matched) => self.preview_matched(&matched, now).await,
+            None => Ruling::NoRule,
+        }
+    }
+
+    async fn preview_matched<'a>(&self, matched: &MatchedRequest<'a>, now: Timestamp) -> Ruling<'a> {
+        let lock_outs = lockout::active(self.penalties(), matched, now);
+        let mut report =
+            RulingReport { lock_outs, is_peeked: true, ..RulingReport::new(matched.applied(), now) };
+        let (permits, reservations) = (Vec::new(), Reservations::default());
+        let Ok(decision) = self.store().peek(matched.checks(), now).await else {
+            let is_binding = matched.has_binding_check();
+            return Ruling::StoreFailed(FailedRuling { report, permits, is_binding });
+        };
+        report.at = decision.at;
+        let verdict = decision.verdict;
+        report.primary = matched.tightest(&decision);
+        report.decision = Some(decision);
+        match verdict {
+            Verdict::Pass { wait } if report.lock_outs.is_empty() => {
+                Ruling::Admitted(AdmittedRuling { report, permits, reservations, delay: wait })
+            }
+            _ => reject(report),
+        }
     }
 
     /// Refunds units of a rule that were charged at `charged`. What its counter no longer contains is not refunded.

@@ -74,6 +74,22 @@ pub fn requested_host(header: &HeaderValue) -> Result<Cow<'_, str>, RequestError
     host.and_then(normalize_host).ok_or(RequestError::Host)
 }
 
+/// Whether only a trusted proxy may send a header of this name: it describes the client, overrides the URL of the request,
+/// or says how important it is. `X-Forwarded-For` and `-Proto` are not included: which of their values are used depends on
+/// the proxies that have written them.
+pub fn is_proxy_header(name: &str) -> bool {
+    let Some(name) = name.strip_prefix("x-") else { return false };
+    match name.strip_prefix("forwarded-") {
+        Some(rest) => rest != "for" && rest != "proto",
+        None => {
+            name == "real-ip"
+                || name == "criticality"
+                || name.starts_with("original-")
+                || name.starts_with("rewrite-")
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -5,7 +5,7 @@
 //! counters of the gateway.
 //!
 //! [`Service::start`] starts one thread for each core; `accept` accepts connections there, `worker` has what the
-//! connections of a thread share, `auth` checks tokens.
+//! connections of a thread share, `auth` checks tokens, `reservations` has the charges whose final cost clients set later.
 
 #![forbid(unsafe_code)]
 
@@ -14,6 +14,7 @@ mod auth;
 mod client;
 mod grpc;
 mod http;
+mod reservations;
 mod resp;
 mod server;
 mod worker;

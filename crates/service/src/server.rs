@@ -19,6 +19,8 @@ use tokio_rustls::TlsAcceptor;
 use tokio_util::task::TaskTracker;
 
 use crate::accept::ServiceAcceptor;
+use crate::http::HttpState;
+use crate::reservations::ReservationTable;
 use crate::worker::ServiceWorker;
 
 /// The default for the number of open connections.
@@ -30,6 +32,7 @@ pub struct Service<S> {
     limiter: Arc<Limiter<S>>,
     telemetry: Telemetry,
     connections: Arc<ConnectionLimiter>,
+    reservations: Arc<ReservationTable>,
 }
 
 /// A listener and the protocol that it serves.
@@ -67,7 +70,8 @@ pub enum ServiceStartError {
 impl<S: Store + 'static> Service<S> {
     /// A service that answers with the decisions of `limiter`.
     pub fn new(limiter: Arc<Limiter<S>>, telemetry: Telemetry) -> Self {
-        Self { limiter, telemetry, connections: ConnectionLimiter::new(MAX_CONNECTIONS, MAX_CONNECTIONS) }
+        let connections = ConnectionLimiter::new(MAX_CONNECTIONS, MAX_CONNECTIONS);
+        Self { limiter, telemetry, connections, reservations: Arc::default() }
     }
 
     /// Sets the maximum number of open connections. One address may use all of them: most clients are proxies.
@@ -113,6 +117,7 @@ impl<S: Store + 'static> Service<S> {
         }
         let (limiter, telemetry) = (Arc::clone(&self.limiter), self.telemetry.clone());
         let (connections, stop) = (Arc::clone(&self.connections), stop.clone());
+        let reservations = Arc::clone(&self.reservations);
         let (starting, started) = std::sync::mpsc::sync_channel(1);
         let thread = std::thread::Builder::new().name(format!("service-{worker}"));
         let handle = thread.spawn(move || {
@@ -131,7 +136,8 @@ impl<S: Store + 'static> Service<S> {
                 };
                 // A closed channel means that the start failed elsewhere; `stop` ends this worker then.
                 let _ = starting.send(Ok(()));
-                run(Rc::new(ServiceWorker::new(limiter, telemetry)), acceptors, stop, drain).await;
+                let worker = ServiceWorker::new(limiter, telemetry, HttpState::new(reservations));
+                run(Rc::new(worker), acceptors, stop, drain).await;
             });
         });
         let handle = handle.map_err(|source| ServiceStartError::Thread { worker, source })?;

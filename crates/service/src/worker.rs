@@ -10,6 +10,7 @@ use tidegate_policy::ActivePolicy;
 use tidegate_store::Store;
 use tidegate_telemetry::{Protocol, Recorder, RuleSlots, Telemetry};
 
+use crate::http::HttpState;
 use crate::resp::RespState;
 
 /// The state of a worker thread.
@@ -19,6 +20,9 @@ pub(crate) struct ServiceWorker<S> {
     telemetry: Telemetry,
     recorders: [Recorder; 3],
     policy: RefCell<Rc<ServedPolicy>>,
+    /// What the connections of the HTTP protocol share.
+    pub(crate) http: HttpState,
+    /// What the connections of the Redis protocol share.
     pub(crate) resp: RespState,
 }
 
@@ -30,11 +34,11 @@ pub(crate) struct ServedPolicy {
 }
 
 impl<S: Store + 'static> ServiceWorker<S> {
-    pub(crate) fn new(limiter: Arc<Limiter<S>>, telemetry: Telemetry) -> Self {
+    pub(crate) fn new(limiter: Arc<Limiter<S>>, telemetry: Telemetry, http: HttpState) -> Self {
         let recorder = |protocol| telemetry.recorder(protocol, Arc::clone(limiter.clock()));
         let recorders = [recorder(Protocol::Http), recorder(Protocol::Grpc), recorder(Protocol::Resp)];
         let policy = RefCell::new(Rc::new(ServedPolicy::new(limiter.policy(), &telemetry)));
-        Self { limiter, telemetry, recorders, policy, resp: RespState::default() }
+        Self { limiter, telemetry, recorders, policy, http, resp: RespState::default() }
     }
 
     /// The active policy. A request must use one policy from start to end.

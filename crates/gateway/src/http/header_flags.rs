@@ -9,6 +9,7 @@ use http::header::{
     PROXY_AUTHORIZATION, REFERER, TE, TRANSFER_ENCODING, UPGRADE, USER_AGENT,
 };
 use http::{HeaderMap, Version};
+use tidegate_policy::is_proxy_header;
 
 bitflags! {
     /// Which headers a message has.
@@ -75,26 +76,11 @@ impl HeaderFlags {
                 "grpc-timeout" | "x-request-deadline-ms" | "x-envoy-expected-rq-timeout-ms" => Self::DEADLINE,
                 name => {
                     let mut flags = Self::empty();
-                    flags.set(Self::UNTRUSTED, is_untrusted(name));
+                    flags.set(Self::UNTRUSTED, is_proxy_header(name));
                     flags.set(Self::UNDERSCORE, name.as_bytes().contains(&b'_'));
                     flags
                 }
             },
-        }
-    }
-}
-
-/// Whether only a trusted proxy may send a header of this name: it describes the client, overrides the URL of the request,
-/// or says how important it is. `X-Forwarded-For` and `-Proto` are not included, because they are always overwritten.
-pub(crate) fn is_untrusted(name: &str) -> bool {
-    let Some(name) = name.strip_prefix("x-") else { return false };
-    match name.strip_prefix("forwarded-") {
-        Some(rest) => rest != "for" && rest != "proto",
-        None => {
-            name == "real-ip"
-                || name == "criticality"
-                || name.starts_with("original-")
-                || name.starts_with("rewrite-")
         }
     }
 }

@@ -9,12 +9,12 @@ use http::header::{
 };
 use http::{HeaderMap, Version};
 use smallvec::SmallVec;
-use tidegate_policy::{Addresses, HeaderError, HeaderRules, UnderscoreHeaders};
+use tidegate_policy::{Addresses, HeaderError, HeaderRules, UnderscoreHeaders, is_proxy_header};
 use tidegate_tower::deadline::Deadline;
 
 use crate::conn::{Activity, ConnectionGuard};
 use crate::http::forwarded::{ForwardedNode, rewrite_forwarded};
-use crate::http::header_flags::{HeaderFlags, is_untrusted};
+use crate::http::header_flags::HeaderFlags;
 
 pub(crate) const FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
 pub(crate) const FORWARDED_HOST: HeaderName = HeaderName::from_static("x-forwarded-host");
@@ -160,7 +160,7 @@ pub(crate) fn sanitize_request(
 
 fn remove_untrusted(headers: &mut HeaderMap) {
     let names: SmallVec<[HeaderName; 4]> =
-        headers.keys().filter(|name| is_untrusted(name.as_str())).cloned().collect();
+        headers.keys().filter(|name| is_proxy_header(name.as_str())).cloned().collect();
     remove(headers, &names);
 }
 

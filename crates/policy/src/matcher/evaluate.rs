@@ -102,6 +102,15 @@ impl Matcher {
         Some(MatchedRequest::new(&self.plan, scratch, 1, client))
     }
 
+    /// Which clients the rule `name` counts together; `None` if there is no such rule.
+    pub fn rule_scope(&self, name: &str) -> Option<&CounterScope> {
+        match *self.rules_by_name.get(name)? {
+            RuleRef::Global => Some(&CounterScope::Everybody),
+            RuleRef::Custom(at) => self.plan.rate_limits.rules.get(at).map(|custom| &custom.count),
+            _ => Some(&CounterScope::Client),
+        }
+    }
+
     fn exemption(&self, identity: &Identity<'_>) -> Option<Exemption> {
         if !self.exempt.is_empty()
             && let Some(network) = self.exempt.find(identity.address())

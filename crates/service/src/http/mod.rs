@@ -1,16 +1,31 @@
 //! Decisions over HTTP.
+//!
+//! A request passes these modules in order:
+//!
+//! 1. `connection`: HTTP/1.1 or HTTP/2 on one connection, its timeouts and its end
+//! 2. `dispatch`: the endpoint of a path, its method, the token, the body (`body`)
+//! 3. the endpoint: `check` (check, peek, batches), `charges` (refund, reset, reserve, commit), `authorize` (the original
+//!    request of a proxy, from the headers that `original` reads), or a fixed response
+//! 4. `message`: what a client sends; `client`: the counter key of a client; `facts`: a request as the gateway would see it
+//! 5. `decision`: the limiter's ruling as JSON and as headers
+//! 6. `error`: every other response
+//!
+//! There is no router: the paths are fixed, and one `match` finds them.
 
-use tidegate_store::Store;
-use tokio::io::{AsyncRead, AsyncWrite};
+mod authorize;
+mod body;
+mod charges;
+mod check;
+mod client;
+mod connection;
+mod decision;
+mod dispatch;
+mod error;
+mod facts;
+mod idle_timeout;
+mod message;
+mod original;
+mod state;
 
-use crate::accept::ServiceConnection;
-
-/// Serves a connection until it ends or the service stops.
-#[expect(clippy::unused_async, reason = "the protocol follows")]
-pub(crate) async fn serve<S, IO>(connection: ServiceConnection<S, IO>)
-where
-    S: Store + 'static,
-    IO: AsyncRead + AsyncWrite + Unpin + 'static,
-{
-    drop(connection);
-}
+pub(crate) use connection::serve;
+pub(crate) use state::HttpState;

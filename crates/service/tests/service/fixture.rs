@@ -8,7 +8,7 @@ use std::time::Duration;
 use tidegate_core::Timestamp;
 use tidegate_limiter::Limiter;
 use tidegate_listener::Listener;
-use tidegate_policy::{ActivePolicy, NoFiles, compile};
+use tidegate_policy::{ActivePolicy, Files, NoFiles, compile};
 use tidegate_service::{Service, ServiceListener};
 use tidegate_store::{Clock, ManualClock, MemoryStore};
 use tidegate_telemetry::{MetricsReader, Protocol, Telemetry};
@@ -27,7 +27,12 @@ pub(crate) struct TestService {
 impl TestService {
     /// Serves `policy` on all protocols, on free ports of the loopback address.
     pub(crate) fn start(policy: &str) -> Self {
-        let compiled = compile("policy.yaml", policy.as_bytes(), &NoFiles).expect("a valid policy");
+        Self::start_with(policy, &NoFiles)
+    }
+
+    /// The same for a policy that refers to `files`.
+    pub(crate) fn start_with(policy: &str, files: &impl Files) -> Self {
+        let compiled = compile("policy.yaml", policy.as_bytes(), files).expect("a valid policy");
         let clock = Arc::new(ManualClock::at(Timestamp::from_secs(1_700_000_000)));
         let store = Arc::new(MemoryStore::with_cap(1 << 20));
         let (active, dyn_clock) = (ActivePolicy::new(compiled.plan), Arc::clone(&clock) as Arc<dyn Clock>);

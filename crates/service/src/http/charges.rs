@@ -1,0 +1,137 @@
+//! `/v1/refund`, `/v1/reset`, `/v1/reserve` and `/v1/commit`.
+
+use tidegate_core::{TimeSpan, Timestamp};
+use tidegate_headers::RateLimitHeaders;
+use tidegate_limiter::{RuleCheck, RuleError, RuleReservation, Ruling};
+use tidegate_store::Store;
+
+use super::check::checked_cost;
+use super::client::rule_client;
+use super::decision::{DecisionLog, DecisionWriter, put, put_text};
+use super::dispatch::{EndpointCall, json_response, parse};
+use super::error::{HttpError, HttpResponse, invalid};
+use super::message::{CommitMessage, RefundMessage, ReserveMessage, ResetMessage};
+use crate::reservations::{OpenReservation, ReservationId};
+
+/// How long a reservation is open, unless the client says so, and at most: a minute and an hour.
+const DEFAULT_TTL: u64 = 60;
+const MAX_TTL: u64 = 3_600;
+
+fn failed(error: &RuleError, rule: &str) -> HttpError {
+    match error {
+        RuleError::NoRule => HttpError::NoRule { rule: rule.to_owned() },
+        RuleError::Store(_) => HttpError::StoreUnavailable,
+    }
+}
+
+fn done(json: &str) -> HttpResponse {
+    json_response(json.as_bytes().to_vec(), RateLimitHeaders::default(), None)
+}
+
+/// `POST /v1/refund`.
+pub(super) async fn refund<S: Store + 'static>(
+    call: &mut EndpointCall<'_, S>,
+    body: &[u8],
+) -> Result<HttpResponse, HttpError> {
+    let RefundMessage { rule, client, cost, charged_at } = parse(body)?;
+    let (policy, limiter, now) = (&call.policy.active, &call.worker.limiter, call.worker.now());
+    let client = rule_client(policy, &rule, client.as_ref())?;
+    let charged = charged_at.map_or(Ok(now), charge_time)?;
+    let check = RuleCheck { rule: &rule, client: &client, cost: checked_cost(cost)? };
+    limiter.refund_rule(policy, check, charged, now).await.map_err(|error| failed(&error, &rule))?;
+    Ok(done("{\"refunded\":true}\n"))
+}
+
+/// The time of Unix seconds with a fraction.
+fn charge_time(seconds: f64) -> Result<Timestamp, HttpError> {
+    let micros = (seconds * 1e6).round();
+    if !(0.0..=9e15).contains(&micros) {
+        return Err(invalid("`charged_at` must be Unix seconds, such as `at` of the check"));
+    }
+    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "the range is checked")]
+    let micros = micros as u64;
+    Ok(Timestamp::from_micros(micros))
+}
+
+/// `POST /v1/reset`.
+pub(super) async fn reset<S: Store + 'static>(
+    call: &mut EndpointCall<'_, S>,
+    body: &[u8],
+) -> Result<HttpResponse, HttpError> {
+    let ResetMessage { rule, client } = parse(body)?;
+    let (policy, limiter) = (&call.policy.active, &call.worker.limiter);
+    let client = rule_client(policy, &rule, client.as_ref())?;
+    limiter.reset_rule(policy, (&rule, &client)).await.map_err(|error| failed(&error, &rule))?;
+    Ok(done("{\"reset\":true}\n"))
+}
+
+/// `POST /v1/reserve`.
+pub(super) async fn reserve<S: Store + 'static>(
+    call: &mut EndpointCall<'_, S>,
+    body: &[u8],
+) -> Result<HttpResponse, HttpError> {
+    let ReserveMessage { rule, client, cost, ttl } = parse(body)?;
+    let (policy, state) = (&call.policy, &call.worker.http);
+    let client = rule_client(&policy.active, &rule, client.as_ref())?;
+    let cost = checked_cost(cost)?;
+    let ttl = ttl.unwrap_or(DEFAULT_TTL);
+    if !(1..=MAX_TTL).contains(&ttl) {
+        return Err(invalid(format!("`ttl` must be 1 to {MAX_TTL} seconds")));
+    }
+    // Before anything is charged.
+    let id = ReservationId::random().ok_or(HttpError::TooManyReservations)?;
+    if !state.reservations.has_space(call.worker.now()) {
+        return Err(HttpError::TooManyReservations);
+    }
+    let mut scratch = state.scratch();
+    let now = call.record.start_decision();
+    let check = RuleCheck { rule: &rule, client: &client, cost };
+    let ruling = call.worker.limiter.check_rule(&policy.active, check, &mut scratch, now).await;
+    let mut headers = RateLimitHeaders::default();
+    let mut writer = DecisionWriter {
+        policy,
+        cache: &state.header_values,
+        headers: Some(&mut headers),
+        retry_after: None,
+    };
+    let mut json = Vec::with_capacity(256);
+    writer.write(&ruling, now, &mut DecisionLog::Request(&mut call.record), &mut json)?;
+    let retry_after = writer.retry_after;
+    put(&mut json, r#","reservation":"#);
+    let charge = match &ruling {
+        Ruling::Admitted(admitted) => Some(RuleReservation::new(&admitted.report)),
+        // Without a decision nothing was charged, and the request passes because the rule is in shadow mode.
+        Ruling::StoreFailed(_) => Some(None),
+        _ => None,
+    };
+    if let Some(charge) = charge {
+        let expires = now + TimeSpan::from_secs(ttl);
+        state.reservations.add(id, OpenReservation { rule: rule.as_ref().into(), charge, expires });
+        put_text(&mut json, &id.to_string());
+    } else {
+        put(&mut json, "null");
+    }
+    put(&mut json, "}\n");
+    Ok(json_response(json, headers, retry_after))
+}
+
+/// `POST /v1/commit`.
+pub(super) async fn commit<S: Store + 'static>(
+    call: &mut EndpointCall<'_, S>,
+    body: &[u8],
+) -> Result<HttpResponse, HttpError> {
+    let CommitMessage { reservation, cost } = parse(body)?;
+    let cost = checked_cost(Some(cost))?;
+    let id: ReservationId = reservation.parse().map_err(|_| HttpError::NoReservation)?;
+    // Removed before the store is asked: a reservation is committed at most once, also if the store fails.
+    let reservations = &call.worker.http.reservations;
+    let open = reservations.take(id, call.worker.now()).ok_or(HttpError::NoReservation)?;
+    if let Some(charge) = open.charge {
+        let committed = call.worker.limiter.commit_rule(charge, cost).await;
+        committed.map_err(|_| HttpError::StoreUnavailable)?;
+    }
+    let mut json = br#"{"committed":true,"rule":"#.to_vec();
+    put_text(&mut json, &open.rule);
+    put(&mut json, "}\n");
+    Ok(json_response(json, RateLimitHeaders::default(), None))
+}

@@ -1,0 +1,176 @@
+//! `/v1/check`, one or several, and `/v1/peek`.
+
+use std::borrow::Cow;
+
+use tidegate_core::{Cost, Timestamp};
+use tidegate_headers::{BodyStyle, RateLimitHeaders};
+use tidegate_limiter::{RuleCheck, Ruling};
+use tidegate_policy::{ActivePolicy, Scratch};
+use tidegate_store::Store;
+use tidegate_telemetry::Protocol;
+
+use super::client::rule_client;
+use super::decision::{DecisionLog, DecisionWriter, put};
+use super::dispatch::{EndpointCall, MAX_BODY, json_response, parse};
+use super::error::{HttpError, HttpResponse, invalid};
+use super::facts::NormalRequest;
+use super::message::{CheckMessage, SingleCheckMessage};
+
+/// The most checks of a batch.
+const MAX_BATCH: usize = 1_000;
+/// Other requests of the worker are served after this many checks of a batch.
+const CHECKS_PER_TURN: usize = 32;
+/// The largest cost: JSON numbers are exact up to it.
+const MAX_COST: u64 = (1 << 53) - 1;
+/// The capacity that fits most decisions.
+const USUAL_LENGTH: usize = 192;
+
+/// What is checked.
+enum CheckSubject<'b> {
+    Rule { rule: Cow<'b, str>, client: Vec<u8>, cost: Cost },
+    Request(Box<NormalRequest>),
+}
+
+impl<'b> CheckSubject<'b> {
+    fn new(policy: &ActivePolicy, message: SingleCheckMessage<'b>) -> Result<Self, HttpError> {
+        match message {
+            SingleCheckMessage { rule: Some(rule), client, cost, request: None } => {
+                let (rule, cost) = (rule.0, checked_cost(cost)?);
+                let client = rule_client(policy, &rule, client.as_ref())?;
+                Ok(Self::Rule { rule, client, cost })
+            }
+            SingleCheckMessage { rule: None, client: None, cost: None, request: Some(request) } => {
+                Ok(Self::Request(Box::new(NormalRequest::from_message(policy, request)?)))
+            }
+            SingleCheckMessage { request: Some(_), .. } => Err(invalid(
+                "with `request`, the policy decides about rule, client and cost; remove these fields",
+            )),
+            SingleCheckMessage { .. } => Err(invalid("missing field `rule` or `request`")),
+        }
+    }
+
+    /// Decides, or with `charges` false, peeks.
+    async fn decide<'a, S: Store + 'static>(
+        &self,
+        call: &EndpointCall<'_, S>,
+        policy: &'a ActivePolicy,
+        (scratch, now): (&'a mut Scratch, Timestamp),
+        charges: bool,
+    ) -> Ruling<'a> {
+        let limiter = &call.worker.limiter;
+        match self {
+            Self::Rule { rule, client, cost } => {
+                let check = RuleCheck { rule, client, cost: *cost };
+                if charges {
+                    limiter.check_rule(policy, check, scratch, now).await
+                } else {
+                    limiter.preview_rule(policy, check, scratch, now).await
+                }
+            }
+            Self::Request(request) if charges => limiter.check(policy, &request.facts(), scratch, now).await,
+            Self::Request(request) => limiter.preview(policy, &request.facts(), scratch, now).await,
+        }
+    }
+}
+
+/// The cost of a message; 1 if it has none.
+pub(super) fn checked_cost(cost: Option<u64>) -> Result<Cost, HttpError> {
+    match cost.unwrap_or(1) {
+        cost if cost <= MAX_COST => Ok(Cost::new(cost)),
+        _ => Err(invalid(format!("`cost` is larger than {MAX_COST}"))),
+    }
+}
+
+/// `POST /v1/check`.
+pub(super) async fn check<S: Store + 'static>(
+    call: &mut EndpointCall<'_, S>,
+    body: &[u8],
+) -> Result<HttpResponse, HttpError> {
+    let CheckMessage { rule, client, cost, request, checks } = parse(body)?;
+    let Some(checks) = checks else {
+        if body.len() > MAX_BODY {
+            return Err(HttpError::TooLarge { max: MAX_BODY });
+        }
+        return check_one(call, SingleCheckMessage { rule, client, cost, request }, true).await;
+    };
+    if rule.is_some() || client.is_some() || cost.is_some() || request.is_some() {
+        return Err(invalid("with `checks`, every other field belongs into one of them"));
+    }
+    if checks.len() > MAX_BATCH {
+        return Err(invalid(format!("more than {MAX_BATCH} checks; send several requests")));
+    }
+    check_batch(call, checks).await
+}
+
+/// `POST /v1/peek`.
+pub(super) async fn peek<S: Store + 'static>(
+    call: &mut EndpointCall<'_, S>,
+    body: &[u8],
+) -> Result<HttpResponse, HttpError> {
+    check_one(call, parse(body)?, false).await
+}
+
+async fn check_one<S: Store + 'static>(
+    call: &mut EndpointCall<'_, S>,
+    message: SingleCheckMessage<'_>,
+    charges: bool,
+) -> Result<HttpResponse, HttpError> {
+    let policy = &call.policy;
+    let subject = CheckSubject::new(&policy.active, message)?;
+    let state = &call.worker.http;
+    let mut scratch = state.scratch();
+    let now = if charges { call.record.start_decision() } else { call.worker.now() };
+    let ruling = subject.decide(call, &policy.active, (&mut scratch, now), charges).await;
+    let mut headers = RateLimitHeaders::default();
+    let mut writer = DecisionWriter {
+        policy,
+        cache: &state.header_values,
+        headers: Some(&mut headers),
+        retry_after: None,
+    };
+    let mut log = if charges { DecisionLog::Request(&mut call.record) } else { DecisionLog::Off };
+    let mut json = Vec::with_capacity(USUAL_LENGTH);
+    writer.write(&ruling, now, &mut log, &mut json)?;
+    let retry_after = writer.retry_after;
+    put(&mut json, "}\n");
+    Ok(json_response(json, headers, retry_after))
+}
+
+/// Each check is a decision of its own, in order, at the same time.
+async fn check_batch<S: Store + 'static>(
+    call: &mut EndpointCall<'_, S>,
+    checks: Vec<SingleCheckMessage<'_>>,
+) -> Result<HttpResponse, HttpError> {
+    let (policy, worker) = (&call.policy, call.worker);
+    let metrics = worker.recorder(Protocol::Http).counters();
+    let clock = &**worker.limiter.clock();
+    let mut scratch = worker.http.scratch();
+    let now = worker.now();
+    let mut writer =
+        DecisionWriter { policy, cache: &worker.http.header_values, headers: None, retry_after: None };
+    let mut json = Vec::with_capacity(USUAL_LENGTH * (checks.len() + 1));
+    put(&mut json, r#"{"results":["#);
+    for (index, message) in checks.into_iter().enumerate() {
+        if index > 0 {
+            put(&mut json, ",");
+        }
+        if index % CHECKS_PER_TURN == CHECKS_PER_TURN - 1 {
+            tokio::task::yield_now().await;
+        }
+        let written = match CheckSubject::new(&policy.active, message) {
+            Ok(subject) => {
+                let mut log = DecisionLog::Metrics { metrics, clock, start: clock.read() };
+                let ruling = subject.decide(call, &policy.active, (&mut scratch, now), true).await;
+                writer.write(&ruling, now, &mut log, &mut json)
+            }
+            Err(error) => Err(error),
+        };
+        if let Err(error) = written {
+            put(&mut json, r#"{"error":"#);
+            json.extend_from_slice(error.encode(BodyStyle::Problem).trim_ascii_end());
+        }
+        put(&mut json, "}");
+    }
+    put(&mut json, "]}\n");
+    Ok(json_response(json, RateLimitHeaders::default(), None))
+}

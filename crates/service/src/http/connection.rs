@@ -1,0 +1,100 @@
+//! One connection: HTTP/1.1 or HTTP/2, by its first bytes.
+
+use std::convert::Infallible;
+use std::pin::pin;
+use std::rc::Rc;
+use std::time::Duration;
+
+use http::{Request, Version};
+use hyper::body::Incoming;
+use hyper::rt::Executor;
+use hyper::service::service_fn;
+use hyper_util::rt::{TokioIo, TokioTimer};
+use hyper_util::server::conn::auto;
+use tidegate_store::Store;
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::time::{MissedTickBehavior, interval};
+
+use super::dispatch::dispatch;
+use super::idle_timeout::{ConnectionCounts, CountedIo, IdleTimeout, TICK};
+use crate::accept::ServiceConnection;
+
+/// The longest head, and the most bytes of a body that are buffered before they are read.
+const MAX_HEAD: u32 = 32 << 10;
+/// HTTP/2 requests of a connection at once.
+const MAX_STREAMS: u32 = 256;
+
+/// Spawns the tasks of HTTP/2 streams on the runtime of the current worker.
+#[derive(Clone, Copy, Debug)]
+struct StreamSpawner;
+
+impl<F: Future + 'static> Executor<F> for StreamSpawner {
+    fn execute(&self, stream: F) {
+        tokio::task::spawn_local(stream);
+    }
+}
+
+/// Serves a connection until it ends, is idle for too long, or the service stops.
+pub(crate) async fn serve<S, IO>(connection: ServiceConnection<S, IO>)
+where
+    S: Store + 'static,
+    IO: AsyncRead + AsyncWrite + Unpin + 'static,
+{
+    let ServiceConnection { io, peer, worker, mut stop } = connection;
+    let peer = peer.ip().to_canonical();
+    let counts = Rc::new(ConnectionCounts::default());
+    let io = TokioIo::new(CountedIo::new(io, &counts));
+    let (worker, counted) = (&worker, &counts);
+    let service = {
+        let (worker, counts) = (Rc::clone(worker), Rc::clone(counted));
+        service_fn(move |request: Request<Incoming>| {
+            let worker = Rc::clone(&worker);
+            let in_flight = counts.begin_request(request.version() == Version::HTTP_2);
+            async move {
+                let response = dispatch(&worker, peer, request).await;
+                drop(in_flight);
+                Ok::<_, Infallible>(response)
+            }
+        })
+    };
+    let builder = builder();
+    let mut connection = pin!(builder.serve_connection(io, service));
+    let mut timeout = IdleTimeout::default();
+    let mut ticks = interval(TICK);
+    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    ticks.reset();
+    let mut is_stopping = false;
+    loop {
+        tokio::select! {
+            biased;
+            // An error of the connection means that the client is gone, or that it has been told what is wrong.
+            _ = connection.as_mut() => return,
+            _ = stop.wait_for(|stop| *stop), if !is_stopping => {
+                is_stopping = true;
+                connection.as_mut().graceful_shutdown();
+            }
+            _ = ticks.tick() => {
+                if timeout.has_passed(&counts) {
+                    return;
+                }
+            }
+        }
+    }
+}
+
+/// hyper's settings. Head and idle timeouts are those of `idle_timeout`.
+fn builder() -> auto::Builder<StreamSpawner> {
+    let mut builder = auto::Builder::new(StreamSpawner);
+    builder.http1().header_read_timeout(None).max_buf_size(MAX_HEAD as usize).pipeline_flush(true);
+    builder
+        .http2()
+        .timer(TokioTimer::new())
+        .max_concurrent_streams(MAX_STREAMS)
+        .max_pending_accept_reset_streams(64)
+        .max_local_error_reset_streams(256)
+        .max_header_list_size(MAX_HEAD)
+        .max_send_buf_size(64 << 10)
+        .keep_alive_interval(Duration::from_secs(20))
+        .keep_alive_timeout(Duration::from_secs(20));
+    builder
+}

@@ -1,0 +1,235 @@
+//! Finds the endpoint of a request, and checks everything that does not depend on its body.
+
+use std::net::IpAddr;
+use std::rc::Rc;
+
+use bytes::Bytes;
+use http::header::{AUTHORIZATION, CONTENT_TYPE, HOST, HeaderValue};
+use http::request::Parts;
+use http::{HeaderMap, Method, Request, Response, Version};
+use http_body_util::Full;
+use hyper::body::{Body, Incoming};
+use serde::Deserialize;
+use tidegate_headers::{BodyStyle, RateLimitHeaders, write_retry_after};
+use tidegate_store::Store;
+use tidegate_telemetry::{Protocol, RequestRecord, RequestSummary};
+
+use super::authorize::{self, authorize};
+use super::body::read_body;
+use super::error::{HttpError, HttpResponse};
+use super::{charges, check, original};
+use crate::auth;
+use crate::worker::{ServedPolicy, ServiceWorker};
+
+/// The longest body of a request.
+pub(super) const MAX_BODY: usize = 64 << 10;
+/// The longest body of a batch.
+const MAX_BATCH_BODY: usize = 1 << 20;
+/// The description of this interface.
+const OPENAPI: &[u8] = include_bytes!("openapi.json");
+const JSON: HeaderValue = HeaderValue::from_static("application/json");
+
+/// What a path asks for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Endpoint {
+    Check,
+    Peek,
+    Refund,
+    Reset,
+    Reserve,
+    Commit,
+    Authorize,
+    OpenApi,
+    /// `/healthz` and `/readyz`.
+    Health,
+}
+
+impl Endpoint {
+    fn find(path: &str) -> Option<Self> {
+        Some(match path {
+            "/v1/check" => Self::Check,
+            "/v1/authorize" => Self::Authorize,
+            "/v1/peek" => Self::Peek,
+            "/v1/refund" => Self::Refund,
+            "/v1/reset" => Self::Reset,
+            "/v1/reserve" => Self::Reserve,
+            "/v1/commit" => Self::Commit,
+            "/openapi.json" => Self::OpenApi,
+            "/healthz" | "/readyz" => Self::Health,
+            _ => return None,
+        })
+    }
+
+    /// The methods of `Allow`; `None` if all are allowed.
+    fn methods(self) -> Option<&'static str> {
+        match self {
+            Self::Authorize => None,
+            Self::OpenApi | Self::Health => Some("GET, HEAD"),
+            _ => Some("POST"),
+        }
+    }
+
+    fn allows(self, method: &Method) -> bool {
+        self.methods().is_none_or(|methods| methods.split(", ").any(|allowed| method == allowed))
+    }
+}
+
+/// A request to an endpoint.
+pub(super) struct EndpointCall<'c, S> {
+    pub(super) worker: &'c Rc<ServiceWorker<S>>,
+    pub(super) policy: Rc<ServedPolicy>,
+    pub(super) record: RequestRecord<'c>,
+}
+
+/// Answers a request.
+pub(super) async fn dispatch<S: Store + 'static>(
+    worker: &Rc<ServiceWorker<S>>,
+    peer: IpAddr,
+    request: Request<Incoming>,
+) -> HttpResponse {
+    let (parts, body) = request.into_parts();
+    let endpoint = match Endpoint::find(parts.uri.path()) {
+        Some(Endpoint::Health) if Endpoint::Health.allows(&parts.method) => {
+            return fixed("text/plain", b"ok\n");
+        }
+        Some(endpoint) => endpoint,
+        None => return HttpError::NoEndpoint.into_response(BodyStyle::Problem),
+    };
+    let policy = worker.policy();
+    let record = worker.recorder(Protocol::Http).start();
+    let mut call = EndpointCall { worker, policy, record };
+    call.record.join_trace(|| parts.headers.get_all("traceparent").iter().map(HeaderValue::as_bytes));
+    let style = if endpoint == Endpoint::Authorize {
+        authorize::body_style(&call)
+    } else {
+        call.record.describe(|| summarize(&parts, peer));
+        BodyStyle::Problem
+    };
+    let answered = answer(&mut call, endpoint, (parts, peer), body).await;
+    let response = answered.unwrap_or_else(|error| {
+        call.record.set_error(|| (error.code(), None));
+        error.into_response(style)
+    });
+    call.record.set_response(response.status().as_u16(), response.body().size_hint().exact());
+    response
+}
+
+async fn answer<S: Store + 'static>(
+    call: &mut EndpointCall<'_, S>,
+    endpoint: Endpoint,
+    (parts, peer): (Parts, IpAddr),
+    body: Incoming,
+) -> Result<HttpResponse, HttpError> {
+    if let Some(allowed) = endpoint.methods().filter(|_| !endpoint.allows(&parts.method)) {
+        return Err(HttpError::Method { allowed });
+    }
+    check_token(call, endpoint, &parts.headers)?;
+    match endpoint {
+        Endpoint::OpenApi => return Ok(fixed("application/json", OPENAPI)),
+        Endpoint::Authorize => {
+            if !authorize::is_trusted(call, peer) {
+                return Err(HttpError::UntrustedPeer);
+            }
+            let version = version_text(parts.version);
+            return Box::pin(authorize(call, parts.headers, version)).await;
+        }
+        _ => {}
+    }
+    check_content_type(&parts.headers)?;
+    let max = if endpoint == Endpoint::Check { MAX_BATCH_BODY } else { MAX_BODY };
+    let body = read_body(body, max).await?;
+    match endpoint {
+        Endpoint::Check => check::check(call, &body).await,
+        Endpoint::Peek => Box::pin(check::peek(call, &body)).await,
+        Endpoint::Refund => Box::pin(charges::refund(call, &body)).await,
+        Endpoint::Reset => Box::pin(charges::reset(call, &body)).await,
+        Endpoint::Reserve => Box::pin(charges::reserve(call, &body)).await,
+        Endpoint::Commit => Box::pin(charges::commit(call, &body)).await,
+        // Answered above.
+        Endpoint::Authorize | Endpoint::OpenApi | Endpoint::Health => Err(HttpError::NoEndpoint),
+    }
+}
+
+/// Checks the token of the listener. The `Authorization` of a request to `authorize` is that of the original client.
+fn check_token<S: Store + 'static>(
+    call: &EndpointCall<'_, S>,
+    endpoint: Endpoint,
+    headers: &HeaderMap,
+) -> Result<(), HttpError> {
+    let service = &call.policy.active.matcher.plan().service;
+    if !auth::needs_token(service, Protocol::Http) {
+        return Ok(());
+    }
+    let (given, header) = if endpoint == Endpoint::Authorize {
+        (single(headers, original::TOKEN.as_str()), "X-Tidegate-Token")
+    } else {
+        let bearer = |value: &'_ [u8]| value.len() > 7 && value[..7].eq_ignore_ascii_case(b"bearer ");
+        let given = single(headers, AUTHORIZATION.as_str()).filter(|value| bearer(value));
+        (given.map(|value| value[7..].trim_ascii()), "Authorization: Bearer TOKEN")
+    };
+    let is_authorized = auth::is_authorized(service, Protocol::Http, given);
+    if is_authorized { Ok(()) } else { Err(HttpError::Token { header }) }
+}
+
+/// The value of a header that appears once.
+fn single<'h>(headers: &'h HeaderMap, name: &str) -> Option<&'h [u8]> {
+    let mut values = headers.get_all(name).iter();
+    let value = values.next()?;
+    values.next().is_none().then_some(value.as_bytes())
+}
+
+fn check_content_type(headers: &HeaderMap) -> Result<(), HttpError> {
+    let Some(value) = headers.get(CONTENT_TYPE) else { return Ok(()) };
+    let media_type = value.as_bytes().split(|byte| *byte == b';').next().unwrap_or_default();
+    let is_json = media_type.trim_ascii().eq_ignore_ascii_case(b"application/json");
+    if is_json { Ok(()) } else { Err(HttpError::MediaType) }
+}
+
+/// Reads a message.
+pub(super) fn parse<'b, T: Deserialize<'b>>(body: &'b [u8]) -> Result<T, HttpError> {
+    serde_json::from_slice(body).map_err(HttpError::Json)
+}
+
+/// A response with a decision.
+pub(super) fn json_response(
+    json: Vec<u8>,
+    mut headers: RateLimitHeaders,
+    retry_after: Option<u64>,
+) -> HttpResponse {
+    let mut response = Response::new(Full::new(Bytes::from(json)));
+    let map = response.headers_mut();
+    map.insert(CONTENT_TYPE, JSON);
+    headers.insert_into(map);
+    if let Some(seconds) = retry_after {
+        write_retry_after(map, seconds);
+    }
+    response
+}
+
+fn fixed(content_type: &'static str, body: &'static [u8]) -> HttpResponse {
+    let mut response = Response::new(Full::new(Bytes::from_static(body)));
+    response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(content_type));
+    response
+}
+
+fn version_text(version: Version) -> &'static str {
+    match version {
+        Version::HTTP_2 => "2",
+        Version::HTTP_10 => "1.0",
+        _ => "1.1",
+    }
+}
+
+/// Summarizes a request to this service. Its path is one of the endpoints.
+fn summarize(parts: &Parts, peer: IpAddr) -> RequestSummary {
+    let host = parts.headers.get(HOST).map(|host| String::from_utf8_lossy(host.as_bytes()));
+    let length = parts.headers.get(http::header::CONTENT_LENGTH);
+    RequestSummary {
+        method: parts.method.as_str().to_owned(),
+        host: host.as_deref().or(parts.uri.host()).unwrap_or_default().to_owned(),
+        path: parts.uri.path().to_owned(),
+        peer,
+        version: version_text(parts.version),
+        bytes: length.and_then(|length| length.to_str().ok()?.parse().ok()),
+    }
+}

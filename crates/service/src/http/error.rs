@@ -1,0 +1,172 @@
+//! The responses to requests that are not answered with a decision: the only place that chooses their status codes.
+
+use std::borrow::Cow;
+
+use bytes::Bytes;
+use http::header::{ALLOW, CONTENT_TYPE, HeaderValue, WWW_AUTHENTICATE};
+use http::{Response, StatusCode};
+use http_body_util::Full;
+use tidegate_headers::{BodyStyle, ErrorBody, write_retry_after};
+use tidegate_policy::{ClientNameError, HeaderError, PathError, RequestError};
+
+/// The response of an endpoint.
+pub(super) type HttpResponse = Response<Full<Bytes>>;
+
+/// `Retry-After` of errors that are likely to be over soon.
+const RETRY_SECONDS: u64 = 1;
+
+/// Why a request is not answered with a decision.
+#[derive(Debug)]
+pub(super) enum HttpError {
+    /// The path is not one of an endpoint.
+    NoEndpoint,
+    /// The endpoint has other methods.
+    Method { allowed: &'static str },
+    /// The token is missing or wrong; the header has to contain it.
+    Token { header: &'static str },
+    /// The peer may not describe the requests of others.
+    UntrustedPeer,
+    /// The body is not JSON.
+    MediaType,
+    /// The body is longer than `max` bytes.
+    TooLarge { max: usize },
+    /// The body did not arrive in time.
+    SlowBody,
+    /// The body is malformed or incomplete.
+    BadBody,
+    /// The body is not valid JSON, or has unknown or missing fields.
+    Json(serde_json::Error),
+    /// The fields contradict each other, or a value is invalid.
+    Invalid(Cow<'static, str>),
+    /// The client's name is invalid.
+    Client(ClientNameError),
+    /// The method or the host of the request to be checked is invalid.
+    Request(RequestError),
+    /// Its path is ambiguous.
+    Path(PathError),
+    /// Its headers are ambiguous.
+    Headers(HeaderError),
+    /// The policy has no such rule.
+    NoRule { rule: String },
+    /// The reservation is unknown, committed or expired.
+    NoReservation,
+    /// Too many reservations are open.
+    TooManyReservations,
+    /// The client is banned.
+    Banned,
+    /// Too many requests are delayed.
+    TooManyDelayed,
+    /// The store returned no decision.
+    StoreUnavailable,
+}
+
+impl HttpError {
+    pub(super) fn status(&self) -> StatusCode {
+        match self {
+            Self::NoEndpoint | Self::NoRule { .. } | Self::NoReservation => StatusCode::NOT_FOUND,
+            Self::Method { .. } => StatusCode::METHOD_NOT_ALLOWED,
+            Self::Token { .. } => StatusCode::UNAUTHORIZED,
+            Self::UntrustedPeer | Self::Banned => StatusCode::FORBIDDEN,
+            Self::MediaType => StatusCode::UNSUPPORTED_MEDIA_TYPE,
+            Self::TooLarge { .. } => StatusCode::PAYLOAD_TOO_LARGE,
+            Self::SlowBody => StatusCode::REQUEST_TIMEOUT,
+            Self::BadBody
+            | Self::Json(_)
+            | Self::Invalid(_)
+            | Self::Client(_)
+            | Self::Request(_)
+            | Self::Path(_)
+            | Self::Headers(_) => StatusCode::BAD_REQUEST,
+            Self::TooManyReservations | Self::TooManyDelayed | Self::StoreUnavailable => {
+                StatusCode::SERVICE_UNAVAILABLE
+            }
+        }
+    }
+
+    /// The code for logs and for bodies that are not problems.
+    pub(super) fn code(&self) -> &'static str {
+        match self {
+            Self::NoEndpoint => "not_found",
+            Self::Method { .. } => "method_not_allowed",
+            Self::Token { .. } => "unauthorized",
+            Self::UntrustedPeer => "untrusted_peer",
+            Self::MediaType => "unsupported_media_type",
+            Self::TooLarge { .. } => "body_too_large",
+            Self::SlowBody => "body_too_slow",
+            Self::BadBody => "bad_body",
+            Self::Json(_) => "bad_json",
+            Self::Invalid(_) | Self::Client(_) | Self::Request(_) | Self::Headers(_) => "bad_request",
+            Self::Path(_) => "bad_path",
+            Self::NoRule { .. } => "no_rule",
+            Self::NoReservation => "no_reservation",
+            Self::TooManyReservations => "too_many_reservations",
+            Self::Banned => "banned",
+            Self::TooManyDelayed => "too_many_waiting",
+            Self::StoreUnavailable => "store_unavailable",
+        }
+    }
+
+    fn message(&self) -> Cow<'_, str> {
+        let text = match self {
+            Self::NoEndpoint => "Unknown path. GET /openapi.json lists all paths.",
+            Self::Method { allowed } => return format!("Method not allowed. Use {allowed}.").into(),
+            Self::Token { header } => {
+                return format!("The token is missing or wrong. Send it in the header `{header}`.").into();
+            }
+            Self::UntrustedPeer => {
+                "Only trusted proxies may ask about the requests of others. Add the address of this proxy to \
+                 `service.trusted_peers`."
+            }
+            Self::MediaType => "The body must be JSON. Send `Content-Type: application/json`.",
+            Self::TooLarge { max } => {
+                return format!("The body is too large. Send at most {} KiB.", max >> 10).into();
+            }
+            Self::SlowBody => "The body was sent too slowly.",
+            Self::BadBody => "The body is malformed or incomplete.",
+            Self::Json(error) => return format!("Invalid JSON: {error}.").into(),
+            Self::Invalid(what) => return format!("Invalid request: {what}.").into(),
+            Self::Client(error) => return format!("Invalid client: {error}.").into(),
+            Self::Request(error) => return format!("Invalid request: {error}.").into(),
+            Self::Path(error) => return format!("Invalid path: {error}.").into(),
+            Self::Headers(error) => return format!("Invalid request: {error}.").into(),
+            Self::NoRule { rule } => return format!("The policy has no rate limit named `{rule}`.").into(),
+            Self::NoReservation => {
+                "No such reservation. It is unknown here, was committed before, or has expired."
+            }
+            Self::TooManyReservations => "Too many open reservations. Commit them, or use a shorter `ttl`.",
+            Self::Banned => "Client is banned.",
+            Self::TooManyDelayed => "Too many delayed requests. Please retry later.",
+            Self::StoreUnavailable => "Rate limit store unavailable. Please retry later.",
+        };
+        text.into()
+    }
+
+    /// The error as JSON.
+    pub(super) fn encode(&self, style: BodyStyle) -> Vec<u8> {
+        ErrorBody::new(self.status(), self.code(), &self.message()).encode(style)
+    }
+
+    /// The response, with a body in `style`.
+    pub(super) fn into_response(self, style: BodyStyle) -> HttpResponse {
+        let mut response = Response::new(Full::new(Bytes::from(self.encode(style))));
+        *response.status_mut() = self.status();
+        let headers = response.headers_mut();
+        headers.insert(CONTENT_TYPE, HeaderValue::from_static(style.content_type()));
+        match self {
+            Self::Method { allowed } => drop(headers.insert(ALLOW, HeaderValue::from_static(allowed))),
+            Self::Token { .. } => {
+                headers.insert(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
+            }
+            _ if self.status() == StatusCode::SERVICE_UNAVAILABLE => {
+                write_retry_after(headers, RETRY_SECONDS);
+            }
+            _ => {}
+        }
+        response
+    }
+}
+
+/// An invalid request.
+pub(super) fn invalid(what: impl Into<Cow<'static, str>>) -> HttpError {
+    HttpError::Invalid(what.into())
+}

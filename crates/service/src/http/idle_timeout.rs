@@ -1,0 +1,167 @@
+//! Closes connections that send a head too slowly, or nothing for too long.
+//!
+//! Requests read no clock for this: the connection counts what it does, and a timer compares the counts.
+
+use std::cell::Cell;
+use std::io;
+use std::pin::Pin;
+use std::rc::Rc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+
+/// How often the counts are compared.
+pub(super) const TICK: Duration = Duration::from_millis(2_500);
+/// A head must be complete after this many ticks: 10 seconds.
+const HEAD_TICKS: u32 = 4;
+/// A connection without a request is closed after this many ticks: 75 seconds.
+const IDLE_TICKS: u32 = 30;
+
+/// What a connection has done.
+#[derive(Debug, Default)]
+pub(super) struct ConnectionCounts {
+    reads: Cell<u64>,
+    requests: Cell<u64>,
+    in_flight: Cell<u32>,
+    is_http2: Cell<bool>,
+}
+
+impl ConnectionCounts {
+    /// Counts a request until the returned value is dropped.
+    pub(super) fn begin_request(self: &Rc<Self>, is_http2: bool) -> CountedRequest {
+        self.requests.set(self.requests.get() + 1);
+        self.in_flight.set(self.in_flight.get() + 1);
+        self.is_http2.set(is_http2);
+        CountedRequest(Rc::clone(self))
+    }
+}
+
+/// A request in progress.
+#[derive(Debug)]
+pub(super) struct CountedRequest(Rc<ConnectionCounts>);
+
+impl Drop for CountedRequest {
+    fn drop(&mut self) {
+        self.0.in_flight.set(self.0.in_flight.get() - 1);
+    }
+}
+
+/// How long a connection has not begun a request, in ticks.
+#[derive(Debug, Default)]
+pub(super) struct IdleTimeout {
+    requests: u64,
+    reads: u64,
+    ticks: u32,
+    head_ticks: u32,
+}
+
+impl IdleTimeout {
+    /// Called at every tick. Returns whether the connection must be closed.
+    pub(super) fn has_passed(&mut self, counts: &ConnectionCounts) -> bool {
+        let (requests, reads) = (counts.requests.get(), counts.reads.get());
+        if requests != self.requests || counts.in_flight.get() > 0 {
+            *self = Self { requests, reads, ticks: 0, head_ticks: 0 };
+            return false;
+        }
+        self.ticks += 1;
+        // Over HTTP/2 reads are not always a part of a request: clients send pings. Over HTTP/1.1 they are a part of a head.
+        // How often a slow client sends a part of it does not matter.
+        if reads != self.reads && !counts.is_http2.get() {
+            self.head_ticks += 1;
+        }
+        self.head_ticks > HEAD_TICKS || self.ticks > IDLE_TICKS
+    }
+}
+
+/// A byte stream whose reads are counted.
+#[derive(Debug)]
+pub(super) struct CountedIo<IO> {
+    io: IO,
+    counts: Rc<ConnectionCounts>,
+}
+
+impl<IO> CountedIo<IO> {
+    pub(super) fn new(io: IO, counts: &Rc<ConnectionCounts>) -> Self {
+        Self { io, counts: Rc::clone(counts) }
+    }
+}
+
+impl<IO: AsyncRead + Unpin> AsyncRead for CountedIo<IO> {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        let read = Pin::new(&mut self.io).poll_read(cx, buffer);
+        if read.is_ready() {
+            self.counts.reads.set(self.counts.reads.get() + 1);
+        }
+        read
+    }
+}
+
+impl<IO: AsyncWrite + Unpin> AsyncWrite for CountedIo<IO> {
+    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.io).poll_write(cx, bytes)
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.io).poll_flush(cx)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.io).poll_shutdown(cx)
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        slices: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.io).poll_write_vectored(cx, slices)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.io.is_write_vectored()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(counts: &ConnectionCounts) {
+        counts.reads.set(counts.reads.get() + 1);
+    }
+
+    /// The number of ticks until the timeout passes, if `each` happens before every tick.
+    fn ticks_until_passed(counts: &ConnectionCounts, each: impl Fn()) -> Option<u32> {
+        let mut timeout = IdleTimeout::default();
+        (1..1_000).find(|_| {
+            each();
+            timeout.has_passed(counts)
+        })
+    }
+
+    #[test]
+    fn connection_without_requests_is_closed_after_the_idle_timeout() {
+        let counts = Rc::new(ConnectionCounts::default());
+        assert_eq!(ticks_until_passed(&counts, || {}), Some(IDLE_TICKS + 1));
+        assert_eq!(ticks_until_passed(&counts, || drop(counts.begin_request(false))), None);
+        let _in_flight = counts.begin_request(false);
+        assert_eq!(ticks_until_passed(&counts, || {}), None);
+    }
+
+    #[test]
+    fn connection_that_sends_a_head_slowly_is_closed_after_the_head_timeout() {
+        let counts = ConnectionCounts::default();
+        assert_eq!(ticks_until_passed(&counts, || read(&counts)), Some(HEAD_TICKS + 1));
+        let once = ConnectionCounts::default();
+        read(&once);
+        assert_eq!(ticks_until_passed(&once, || {}), Some(HEAD_TICKS + 1), "a part of a head");
+        let pinging = ConnectionCounts::default();
+        pinging.is_http2.set(true);
+        assert_eq!(ticks_until_passed(&pinging, || read(&pinging)), Some(IDLE_TICKS + 1));
+    }
+}

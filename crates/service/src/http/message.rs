@@ -1,0 +1,227 @@
+//! The JSON that clients send. Text is borrowed from the body where it has no escapes.
+
+use std::borrow::Cow;
+use std::fmt;
+use std::net::IpAddr;
+
+use http::HeaderMap;
+use http::header::{HeaderName, HeaderValue};
+use serde::Deserialize;
+use serde::de::{Deserializer, Error, MapAccess, SeqAccess, Visitor};
+use smallvec::SmallVec;
+
+/// The most headers of a request to be checked.
+const MAX_HEADERS: usize = 100;
+
+/// Text that is borrowed if possible. serde borrows a `Cow` only in a type like this.
+#[derive(Clone, Debug, Deserialize)]
+pub(super) struct MessageText<'b>(#[serde(borrow)] pub(super) Cow<'b, str>);
+
+/// The body of `/v1/check`: one check, or a list.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct CheckMessage<'b> {
+    #[serde(borrow, default)]
+    pub(super) rule: Option<MessageText<'b>>,
+    #[serde(borrow, default)]
+    pub(super) client: Option<ClientMessage<'b>>,
+    #[serde(default)]
+    pub(super) cost: Option<u64>,
+    #[serde(borrow, default)]
+    pub(super) request: Option<RequestMessage<'b>>,
+    #[serde(borrow, default)]
+    pub(super) checks: Option<Vec<SingleCheckMessage<'b>>>,
+}
+
+/// One check: of a rule, or of a request. Also the body of `/v1/peek`.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct SingleCheckMessage<'b> {
+    #[serde(borrow, default)]
+    pub(super) rule: Option<MessageText<'b>>,
+    #[serde(borrow, default)]
+    pub(super) client: Option<ClientMessage<'b>>,
+    #[serde(default)]
+    pub(super) cost: Option<u64>,
+    #[serde(borrow, default)]
+    pub(super) request: Option<RequestMessage<'b>>,
+}
+
+/// The body of `/v1/refund`.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct RefundMessage<'b> {
+    #[serde(borrow)]
+    pub(super) rule: Cow<'b, str>,
+    #[serde(borrow, default)]
+    pub(super) client: Option<ClientMessage<'b>>,
+    #[serde(default)]
+    pub(super) cost: Option<u64>,
+    /// Unix seconds.
+    #[serde(default)]
+    pub(super) charged_at: Option<f64>,
+}
+
+/// The body of `/v1/reset`.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct ResetMessage<'b> {
+    #[serde(borrow)]
+    pub(super) rule: Cow<'b, str>,
+    #[serde(borrow, default)]
+    pub(super) client: Option<ClientMessage<'b>>,
+}
+
+/// The body of `/v1/reserve`.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct ReserveMessage<'b> {
+    #[serde(borrow)]
+    pub(super) rule: Cow<'b, str>,
+    #[serde(borrow, default)]
+    pub(super) client: Option<ClientMessage<'b>>,
+    #[serde(default)]
+    pub(super) cost: Option<u64>,
+    /// Seconds.
+    #[serde(default)]
+    pub(super) ttl: Option<u64>,
+}
+
+/// The body of `/v1/commit`.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct CommitMessage<'b> {
+    #[serde(borrow)]
+    pub(super) reservation: Cow<'b, str>,
+    pub(super) cost: u64,
+}
+
+/// A request to be checked like one of the gateway.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct RequestMessage<'b> {
+    #[serde(borrow)]
+    pub(super) method: Cow<'b, str>,
+    #[serde(borrow, default)]
+    pub(super) host: Option<MessageText<'b>>,
+    #[serde(borrow)]
+    pub(super) path: Cow<'b, str>,
+    #[serde(default)]
+    pub(super) headers: HeadersMessage,
+    pub(super) peer: IpAddr,
+}
+
+/// The client of a rule.
+#[derive(Debug)]
+pub(super) enum ClientMessage<'b> {
+    /// One identity: `user:bob`.
+    Text(MessageText<'b>),
+    /// Several identities by kind, for rules that count combinations.
+    Identities(Vec<(MessageText<'b>, MessageText<'b>)>),
+}
+
+impl<'b, 'de: 'b> Deserialize<'de> for ClientMessage<'b> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct ClientVisitor;
+
+        impl<'de> Visitor<'de> for ClientVisitor {
+            type Value = ClientMessage<'de>;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a client like \"user:bob\", or an object of identities by kind")
+            }
+
+            fn visit_borrowed_str<E: Error>(self, text: &'de str) -> Result<Self::Value, E> {
+                Ok(ClientMessage::Text(MessageText(Cow::Borrowed(text))))
+            }
+
+            fn visit_str<E: Error>(self, text: &str) -> Result<Self::Value, E> {
+                Ok(ClientMessage::Text(MessageText(Cow::Owned(text.to_owned()))))
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
+                let mut identities = Vec::new();
+                while let Some(identity) = map.next_entry()? {
+                    identities.push(identity);
+                }
+                Ok(ClientMessage::Identities(identities))
+            }
+        }
+
+        deserializer.deserialize_any(ClientVisitor)
+    }
+}
+
+/// The headers of a request: an object whose values are texts or lists of texts. Repeated names add up, as in HTTP.
+#[derive(Debug, Default)]
+pub(super) struct HeadersMessage(pub(super) HeaderMap);
+
+impl<'de> Deserialize<'de> for HeadersMessage {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct HeadersVisitor;
+
+        impl<'de> Visitor<'de> for HeadersVisitor {
+            type Value = HeadersMessage;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("an object of headers")
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
+                let mut headers = HeaderMap::new();
+                while let Some(name) = map.next_key::<MessageText<'de>>()? {
+                    let name = HeaderName::from_bytes(name.0.as_bytes());
+                    let name = name.map_err(|_| A::Error::custom("invalid header name"))?;
+                    for value in map.next_value::<HeaderValues>()?.0 {
+                        headers.append(name.clone(), value);
+                    }
+                    if headers.len() > MAX_HEADERS {
+                        return Err(A::Error::custom(format_args!("more than {MAX_HEADERS} headers")));
+                    }
+                }
+                Ok(HeadersMessage(headers))
+            }
+        }
+
+        deserializer.deserialize_map(HeadersVisitor)
+    }
+}
+
+/// The values of one header.
+struct HeaderValues(SmallVec<[HeaderValue; 1]>);
+
+impl<'de> Deserialize<'de> for HeaderValues {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct ValuesVisitor;
+
+        impl<'de> Visitor<'de> for ValuesVisitor {
+            type Value = HeaderValues;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("the value of a header, or a list of values")
+            }
+
+            fn visit_str<E: Error>(self, text: &str) -> Result<Self::Value, E> {
+                Ok(HeaderValues(SmallVec::from_iter([header_value(text)?])))
+            }
+
+            fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Self::Value, A::Error> {
+                let mut values = SmallVec::new();
+                while let Some(text) = list.next_element::<MessageText<'de>>()? {
+                    if values.len() >= MAX_HEADERS {
+                        return Err(A::Error::custom(format_args!("more than {MAX_HEADERS} headers")));
+                    }
+                    values.push(header_value(&text.0)?);
+                }
+                Ok(HeaderValues(values))
+            }
+        }
+
+        deserializer.deserialize_any(ValuesVisitor)
+    }
+}
+
+/// HTTP ignores white space around a value, so a value has one spelling here too.
+fn header_value<E: Error>(text: &str) -> Result<HeaderValue, E> {
+    HeaderValue::from_str(text.trim_matches([' ', '\t'])).map_err(|_| E::custom("invalid header value"))
+}

@@ -1,0 +1,243 @@
+//! Checks of rules and of requests, peeks and batches.
+
+use http::HeaderMap;
+use serde_json::json;
+use tidegate_core::TimeSpan;
+use tidegate_limiter::Ruling;
+use tidegate_policy::{Facts, Scratch};
+use tidegate_store::Clock;
+
+use super::POLICY;
+use crate::fixture::TestService;
+
+const BOB: &str = r#"{"rule":"default","client":"user:bob"}"#;
+
+#[test]
+fn check_of_a_rule_answers_with_the_decision_and_its_headers() {
+    let service = TestService::start(POLICY);
+    let response = service.post("/v1/check", r#"{"rule":"default","client":"user:bob","cost":9}"#);
+    assert_eq!(response.status, 200);
+    assert_eq!(response.header("content-type"), Some("application/json"));
+    assert_eq!(response.remaining(), 1);
+    assert_eq!(response.header("retry-after"), None);
+    let expected = json!({
+        "admitted": true, "rule": "default", "limit": 10, "remaining": 1, "reset_after": 40, "retry_after": null,
+        "wait": 0, "at": 1_700_000_000,
+    });
+    assert_eq!(response.json(), expected);
+    assert_eq!(service.post_json("/v1/check", BOB, 200)["remaining"], 0);
+
+    let rejected = service.post("/v1/check", BOB);
+    assert_eq!(rejected.status, 200);
+    let json = rejected.json();
+    assert_eq!((&json["admitted"], &json["reason"]), (&json!(false), &json!("rate_limit_exceeded")));
+    assert_eq!((&json["retry_after"], &json["remaining"]), (&json!(40), &json!(0)));
+    let seconds: u64 = rejected.header("retry-after").and_then(|text| text.parse().ok()).expect("a number");
+    assert!((40..=44).contains(&seconds), "{seconds}");
+
+    let other = service.post_json("/v1/check", r#"{"rule":"default","client":"user:eve"}"#, 200);
+    assert_eq!(other["admitted"], true, "another client has a counter of its own");
+    let never = service.post_json("/v1/check", r#"{"rule":"default","client":"user:eve","cost":11}"#, 200);
+    assert_eq!((&never["admitted"], &never["retry_after"]), (&json!(false), &json!(null)));
+}
+
+#[tokio::test]
+async fn check_charges_the_counter_of_the_gateway() {
+    let service = TestService::start(POLICY);
+    service.post_json("/v1/check", r#"{"rule":"default","client":"ip:203.0.113.7","cost":9}"#, 200);
+    let headers = HeaderMap::new();
+    let facts =
+        Facts { method: "GET", host: "", path: "/", headers: &headers, peer: [203, 0, 113, 7].into() };
+    let (policy, mut scratch) = (service.limiter.policy(), Scratch::default());
+    let now = service.clock.now();
+    for expected in [true, false] {
+        let ruling = service.limiter.check(&policy, &facts, &mut scratch, now).await;
+        assert_eq!(matches!(ruling, Ruling::Admitted(_)), expected, "{ruling:?}");
+    }
+}
+
+#[test]
+fn check_counts_decisions_and_rejections_by_protocol() {
+    let service = TestService::start(POLICY);
+    for _ in 0..12 {
+        service.post("/v1/check", BOB);
+    }
+    let batch = format!(r#"{{"checks":[{BOB},{BOB}]}}"#);
+    service.post("/v1/check", &batch);
+    service.post("/v1/peek", BOB);
+    let metrics = service.metrics();
+    let sum = |parts: &[&str]| -> u64 {
+        let lines = metrics.lines().filter(|line| parts.iter().all(|part| line.contains(part)));
+        lines.filter_map(|line| line.rsplit(' ').next()?.parse::<u64>().ok()).sum()
+    };
+    assert_eq!(sum(&["rate_limit_requests_total{", "http", "admitted"]), 10, "{metrics}");
+    assert_eq!(sum(&["rate_limit_requests_total{", "http", "rejected"]), 4, "{metrics}");
+    assert_eq!(sum(&["rate_limit_exceeded_total{", "default"]), 4, "{metrics}");
+}
+
+#[test]
+fn check_of_a_combination_needs_exactly_its_identities() {
+    let service = TestService::start(POLICY);
+    let check = |client: &str, status| {
+        let body = format!(r#"{{"rule":"by-pair","client":{client}}}"#);
+        service.post_json("/v1/check", &body, status)
+    };
+    assert_eq!(check(r#"{"user":"bob","ip":"203.0.113.7"}"#, 200)["remaining"], 2);
+    assert_eq!(check(r#"{"ip":"203.0.113.7","user":"bob"}"#, 200)["remaining"], 1, "in any order");
+    assert_eq!(check(r#"{"ip":"203.0.113.7","user":"bob\u0000"}"#, 200)["remaining"], 2);
+    for wrong in [
+        r#""user:bob""#,
+        "{}",
+        r#"{"ip":"203.0.113.7"}"#,
+        r#"{"ip":"203.0.113.7","ip":"203.0.113.8"}"#,
+        r#"{"ip":"203.0.113.7","tenant":"a"}"#,
+        r#"{"ip":"203.0.113.7","user":"bob","tenant":"a"}"#,
+    ] {
+        let detail = check(wrong, 400)["detail"].to_string();
+        assert!(detail.contains("per ip, user"), "{wrong}: {detail}");
+    }
+    assert!(check(r#"{"ip":"a","user":"b"}"#, 400)["detail"].to_string().contains("address"));
+    assert!(check(r#"{"name":"a","user":"b"}"#, 400)["detail"].to_string().contains("kind"));
+}
+
+#[test]
+fn check_of_a_rule_for_all_clients_needs_no_client() {
+    let service = TestService::start(POLICY);
+    assert_eq!(service.post_json("/v1/check", r#"{"rule":"all"}"#, 200)["remaining"], 4);
+    let with_client = r#"{"rule":"all","client":"user:bob"}"#;
+    assert_eq!(service.post_json("/v1/check", with_client, 200)["remaining"], 3);
+    let problem = service.post_json("/v1/check", r#"{"rule":"default"}"#, 400);
+    assert!(problem["detail"].to_string().contains("`client`"), "{problem}");
+}
+
+#[test]
+fn client_chosen_text_names_no_other_client() {
+    let service = TestService::start(POLICY);
+    let remaining = |client: &str| {
+        let body = json!({ "rule": "default", "client": client }).to_string();
+        service.post_json("/v1/check", &body, 200)["remaining"].clone()
+    };
+    assert_eq!(remaining("user:bob"), 9);
+    for other in
+        ["user:bob+ip:203.0.113.7", "user:b%6Fb", "user: bob", "user:Bob", "user:bob\n", "tenant:bob"]
+    {
+        assert_eq!(remaining(other), 9, "{other:?}");
+    }
+    assert_eq!(remaining("user:bob"), 8);
+}
+
+#[test]
+fn check_of_a_request_counts_like_the_gateway() {
+    let policy = "
+clients: { ip: { trusted_proxies: [10.0.0.0/8] }, identify_by: [ip] }
+rate_limits:
+  default: { requests: 100, window: 1m }
+  endpoints:
+    POST /login: { requests: 2, window: 1m }
+";
+    let service = TestService::start(policy);
+    let check = |method: &str, path: &str, headers: &str, peer: &str| {
+        let body = format!(
+            r#"{{"request":{{"method":"{method}","host":"api.example.org","path":"{path}","headers":{headers},"peer":"{peer}"}}}}"#
+        );
+        service.post("/v1/check", &body)
+    };
+    let client = "203.0.113.7";
+    for path in ["/login?a=b", "//login", "/%6Cogin", "/x/../login", "/LOGIN/./"] {
+        let decision = check("POST", path, "{}", client).json();
+        let is_within = path == "/login?a=b" || path == "//login";
+        assert_eq!(decision["admitted"], is_within, "{path}: {decision}");
+    }
+    assert_eq!(check("GET", "/login", "{}", client).json()["admitted"], true);
+    assert_eq!(check("POST", "/login", "{}", "203.0.113.8").json()["admitted"], true);
+    // An untrusted peer cannot name another address; a trusted proxy can.
+    let forged = r#"{"x-forwarded-for":"198.51.100.1"}"#;
+    assert_eq!(check("POST", "/login", forged, client).json()["admitted"], false);
+    assert_eq!(check("POST", "/login", forged, "10.0.0.1").json()["admitted"], true);
+    for (method, path, headers) in [
+        ("post", "/login", "{}"),
+        ("CONNECT", "/login", "{}"),
+        ("GET", "*", "{}"),
+        ("GET", "http://other/login", "{}"),
+        ("GET", "/a#b", "{}"),
+        ("GET", "/a/..;/login", "{}"),
+        ("GET", "/%zz", "{}"),
+        ("GET", "", "{}"),
+        ("GET", "/", r#"{"host":"other.example.org"}"#),
+        ("GET", "/", r#"{"Host":"api.example.org","host":"api.example.org"}"#),
+    ] {
+        let response = check(method, path, headers, client);
+        assert_eq!(response.status, 400, "{method} {path} {headers}: {response:?}");
+    }
+}
+
+#[test]
+fn check_of_a_banned_or_exempt_request_says_so() {
+    let policy = "
+clients: { exempt: { networks: [192.0.2.1/32] } }
+bans: { networks: [192.0.2.2/32] }
+rate_limits: { default: { requests: 1, window: 1m } }
+";
+    let service = TestService::start(policy);
+    for (peer, admitted, reason) in [("192.0.2.1", true, "exempt"), ("192.0.2.2", false, "banned")] {
+        let body = format!(r#"{{"request":{{"method":"GET","path":"/","peer":"{peer}"}}}}"#);
+        for path in ["/v1/check", "/v1/peek"] {
+            let decision = service.post_json(path, &body, 200);
+            assert_eq!((&decision["admitted"], &decision["reason"]), (&json!(admitted), &json!(reason)));
+            assert_eq!(decision["rule"], json!(null));
+        }
+    }
+}
+
+#[test]
+fn peek_charges_nothing() {
+    let service = TestService::start(POLICY);
+    for _ in 0..20 {
+        let peeked = service.post_json("/v1/peek", BOB, 200);
+        assert_eq!((&peeked["admitted"], &peeked["limit"]), (&json!(true), &json!(10)));
+    }
+    let request = r#"{"request":{"method":"GET","path":"/","peer":"192.0.2.1"}}"#;
+    for _ in 0..20 {
+        assert_eq!(service.post_json("/v1/peek", request, 200)["admitted"], true);
+    }
+    for _ in 0..10 {
+        assert_eq!(service.post_json("/v1/check", BOB, 200)["admitted"], true);
+    }
+    let peeked = service.post("/v1/peek", BOB);
+    assert_eq!(peeked.json()["admitted"], false);
+    assert!(peeked.header("retry-after").is_some());
+    service.clock.advance(TimeSpan::from_secs(60));
+    assert_eq!(service.post_json("/v1/peek", BOB, 200)["admitted"], true);
+}
+
+#[test]
+fn batch_answers_in_order_with_an_error_for_each_invalid_check() {
+    let service = TestService::start(POLICY);
+    let eve = r#"{"rule":"default","client":"user:eve","cost":8}"#;
+    let batch = format!(
+        r#"{{"checks":[{eve},{{"rule":"none","client":"user:bob"}},{BOB},{{"rule":"default","client":"bob"}},{eve},{{}}]}}"#
+    );
+    let response = service.post("/v1/check", &batch);
+    assert_eq!(response.status, 200, "{response:?}");
+    let results = response.json()["results"].clone();
+    assert_eq!(results.as_array().map(Vec::len), Some(6), "{results}");
+    assert_eq!(results[0]["remaining"], 2);
+    assert_eq!(results[1]["error"]["status"], 404);
+    assert_eq!(results[2]["remaining"], 9);
+    assert_eq!(results[3]["error"]["status"], 400);
+    assert_eq!(results[4]["admitted"], false);
+    assert_eq!(results[5]["error"]["status"], 400);
+    assert_eq!(results[0]["at"], results[4]["at"]);
+}
+
+#[test]
+fn batch_has_a_maximum() {
+    let service = TestService::start("rate_limits: { default: { requests: 1000, window: 1m } }");
+    let batch = |count: usize| format!(r#"{{"checks":[{}]}}"#, vec![BOB; count].join(","));
+    let results = service.post_json("/v1/check", &batch(1_000), 200);
+    assert!(results["results"].as_array().expect("results").iter().all(|result| result["admitted"] == true));
+    let problem = service.post_json("/v1/check", &batch(1_001), 400);
+    assert!(problem["detail"].to_string().contains("1000"), "{problem}");
+    let problem = service.post_json("/v1/check", r#"{"checks":[],"rule":"default"}"#, 400);
+    assert!(problem["detail"].to_string().contains("checks"), "{problem}");
+}

@@ -1,0 +1,78 @@
+//! Connections: HTTP/2, pipelines, bodies in parts, the end of the service.
+
+use bytes::Bytes;
+use http::Request;
+use http_body_util::Full;
+use tidegate_telemetry::Protocol;
+use tidegate_testkit::client::{CollectedResponse, RawClient, http2};
+
+use super::POLICY;
+use crate::fixture::TestService;
+
+const BOB: &str = r#"{"rule":"default","client":"user:bob"}"#;
+
+fn post(extra: &str) -> String {
+    format!("POST /v1/check HTTP/1.1\r\nHost: a\r\nContent-Length: {}\r\n{extra}\r\n{BOB}", BOB.len())
+}
+
+#[tokio::test]
+async fn http2_with_prior_knowledge_is_served() {
+    let service = TestService::start(POLICY);
+    let mut client = http2(service.address(Protocol::Http)).await;
+    for remaining in [9, 8] {
+        let request = Request::post("http://a/v1/check").body(Full::new(Bytes::from(BOB))).unwrap();
+        let response = CollectedResponse::of(client.send_request(request).await.unwrap()).await;
+        assert_eq!((response.status.as_u16(), response.json()["remaining"].as_u64()), (200, Some(remaining)));
+    }
+}
+
+#[tokio::test]
+async fn pipelined_requests_are_answered_in_order() {
+    let service = TestService::start(POLICY);
+    let mut client = RawClient::connect(service.address(Protocol::Http)).await;
+    client.send(post("").repeat(12).as_bytes()).await;
+    for number in 1..=12_u64 {
+        let response = client.response().await.expect("a response");
+        let json = response.json();
+        assert_eq!(json["remaining"], 10_u64.saturating_sub(number), "{number}: {json}");
+        assert_eq!(json["admitted"], number <= 10);
+    }
+}
+
+#[tokio::test]
+async fn body_in_parts_is_joined() {
+    let service = TestService::start(POLICY);
+    let mut client = RawClient::connect(service.address(Protocol::Http)).await;
+    let (first, second) = BOB.split_at(9);
+    let head = "POST /v1/check HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n";
+    let chunk = |part: &str| format!("{:x}\r\n{part}\r\n", part.len());
+    client.send(format!("{head}{}", chunk(first)).as_bytes()).await;
+    client.send(format!("{}0\r\n\r\n", chunk(second)).as_bytes()).await;
+    assert_eq!(client.response().await.expect("a response").json()["remaining"], 9);
+}
+
+#[tokio::test]
+async fn stop_closes_idle_connections() {
+    let service = TestService::start(POLICY);
+    let mut client = RawClient::connect(service.address(Protocol::Http)).await;
+    client.send(post("").as_bytes()).await;
+    assert_eq!(client.response().await.expect("a response").status, 200);
+    let stopping = std::thread::spawn(move || drop(service));
+    assert!(client.rest().await.is_empty());
+    stopping.join().expect("it stops");
+}
+
+#[tokio::test]
+async fn head_too_large_or_malformed_is_rejected() {
+    let service = TestService::start(POLICY);
+    let long = format!("GET /healthz HTTP/1.1\r\nHost: a\r\nX: {}\r\n\r\n", "x".repeat(40 << 10));
+    let many = format!("GET /healthz HTTP/1.1\r\nHost: a\r\n{}\r\n", "X: y\r\n".repeat(200));
+    let malformed = "GET /\x01 HTTP/1.1\r\n\r\n".to_owned();
+    for (head, status) in [(long, 431), (many, 431), (malformed, 400)] {
+        let mut client = RawClient::connect(service.address(Protocol::Http)).await;
+        client.send(head.as_bytes()).await;
+        // A client that is still sending may find the connection closed before it reads the response.
+        let received = client.response().await.map(|response| response.status);
+        assert!(received.is_none_or(|received| received == status), "{head:.40}: {received:?}");
+    }
+}
