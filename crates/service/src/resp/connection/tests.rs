@@ -8,6 +8,7 @@ use tidegate_telemetry::Telemetry;
 use tokio::io::DuplexStream;
 
 use super::*;
+use crate::http::HttpState;
 
 /// A served connection on paused time: the end of its client, and the switch that stops the service.
 fn connect(capacity: usize) -> (DuplexStream, watch::Sender<bool>) {
@@ -15,7 +16,8 @@ fn connect(capacity: usize) -> (DuplexStream, watch::Sender<bool>) {
     let clock = Arc::new(ManualClock::at(Timestamp::from_secs(1_700_000_000))) as Arc<dyn Clock>;
     let store = Arc::new(MemoryStore::with_cap(1 << 20));
     let limiter = Limiter::new(ActivePolicy::new(plan), store, Arc::clone(&clock)).expect("few limits");
-    let worker = Rc::new(ServiceWorker::new(Arc::new(limiter), Telemetry::metrics_only(1, clock)));
+    let (telemetry, http) = (Telemetry::metrics_only(1, clock), HttpState::new(Arc::default()));
+    let worker = Rc::new(ServiceWorker::new(Arc::new(limiter), telemetry, http));
     let (stop, stopping) = watch::channel(false);
     let (client, io) = tokio::io::duplex(capacity);
     let peer = ([127, 0, 0, 1], 1).into();
