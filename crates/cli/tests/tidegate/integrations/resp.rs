@@ -74,7 +74,7 @@ fn redis_cli_without_the_token_is_rejected() {
     let token = policy.beside("token");
     std::fs::write(&token, "secret-token-of-the-listener\n").unwrap();
     policy.write(&format!(
-        "admin: off\nservice: {{ resp: {{ listen: '127.0.0.1:0', token_file: {token} }} }}\n\
+        "admin: off\nservice: {{ resp: {{ address: '127.0.0.1:0', token_file: {token} }} }}\n\
          rate_limits: {{ default: {{ requests: 100, window: 1m }} }}\n"
     ));
     let server = Tidegate::start(command().args(["serve", "--config", &policy.path()]));
