@@ -1,5 +1,7 @@
 //! `cargo xtask scorecard`: tests that take minutes, each with a pass criterion.
 
+use std::process::Command;
+
 use anyhow::bail;
 
 use crate::run::{self, cargo};
@@ -13,7 +15,7 @@ struct LongTest {
     run: fn() -> anyhow::Result<()>,
 }
 
-const LONG_TESTS: [LongTest; 13] = [
+const LONG_TESTS: [LongTest; 14] = [
     LongTest {
         name: "accuracy",
         what: "three node processes share limits through Redis in every mode, clocks skewed by 5 s; replayed on an ideal limiter",
@@ -59,6 +61,12 @@ const LONG_TESTS: [LongTest; 13] = [
                end of its leases and continued, or killed",
         bar: "no excess; at least 90 % of the limit available to the other gateway once the leases have expired",
         run: lease,
+    },
+    LongTest {
+        name: "fuzz",
+        what: "random bytes for 10 minutes per fuzz target",
+        bar: "no crash, no hang",
+        run: || fuzz(&FUZZ_TARGETS),
     },
     LongTest { name: "loom", what: "all interleavings of concurrent code", bar: "clean", run: test::loom },
     LongTest {
@@ -107,6 +115,20 @@ pub(crate) fn run(name: Option<&str>) -> anyhow::Result<()> {
     };
     (entry.run)()?;
     println!("{name}: passed: {}", entry.bar);
+    Ok(())
+}
+
+/// The fuzz targets that run for 10 minutes each.
+const FUZZ_TARGETS: [&str; 1] = ["resp"];
+
+/// Runs fuzz targets for 10 minutes each. They need a nightly compiler and `cargo install cargo-fuzz`.
+fn fuzz(targets: &[&str]) -> anyhow::Result<()> {
+    for target in targets {
+        // Through rustup, which selects the compiler.
+        let mut command = Command::new("cargo");
+        command.args(["+nightly", "fuzz", "run", target, "--"]).current_dir(run::root());
+        run::run(command.args(["-max_total_time=600", "-timeout=10", "-max_len=65536"]))?;
+    }
     Ok(())
 }
 

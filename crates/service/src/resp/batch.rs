@@ -3,7 +3,7 @@
 use tidegate_store::Store;
 use tidegate_telemetry::Protocol;
 
-use super::client_state::ClientState;
+use super::client_state::RespClientState;
 use super::command::{self, NextStep};
 use super::frame::CommandParser;
 use super::reply::ReplyWriter;
@@ -51,7 +51,7 @@ impl CommandBatch {
         &mut self,
         input: &[u8],
         unsent: usize,
-        client: &mut ClientState,
+        client: &mut RespClientState,
         worker: &ServiceWorker<S>,
     ) -> BatchProgress {
         let needs_token =
@@ -95,7 +95,7 @@ impl CommandBatch {
         &mut self,
         input: &[u8],
         start: usize,
-        client: &ClientState,
+        client: &RespClientState,
         worker: &ServiceWorker<S>,
     ) {
         let is_inline = self.parser.is_inline();
@@ -122,7 +122,7 @@ impl CommandBatch {
     async fn decide<S: Store + 'static>(
         &mut self,
         input: &[u8],
-        client: &ClientState,
+        client: &RespClientState,
         worker: &ServiceWorker<S>,
     ) {
         Self::decide_with(&mut self.throttles, &mut self.output, input, client, worker).await;
@@ -132,7 +132,7 @@ impl CommandBatch {
         throttles: &mut ThrottleBatch,
         output: &mut Vec<u8>,
         input: &[u8],
-        client: &ClientState,
+        client: &RespClientState,
         worker: &ServiceWorker<S>,
     ) {
         if !throttles.is_empty() {

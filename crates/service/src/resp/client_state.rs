@@ -7,7 +7,7 @@ static NEXT_ID: AtomicU64 = AtomicU64::new(1);
 
 /// The state that commands change.
 #[derive(Debug)]
-pub(crate) struct ClientState {
+pub(crate) struct RespClientState {
     pub(crate) id: u64,
     pub(crate) is_resp3: bool,
     /// Whether the client sent the token.
@@ -15,7 +15,7 @@ pub(crate) struct ClientState {
     pub(crate) name: Vec<u8>,
 }
 
-impl ClientState {
+impl RespClientState {
     pub(crate) fn new() -> Self {
         let id = NEXT_ID.fetch_add(1, Ordering::Relaxed);
         Self { id, is_resp3: false, is_authenticated: false, name: Vec::new() }

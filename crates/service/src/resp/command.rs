@@ -4,7 +4,7 @@ use tidegate_policy::ServicePlan;
 use tidegate_store::Store;
 use tidegate_telemetry::Protocol;
 
-use super::client_state::ClientState;
+use super::client_state::RespClientState;
 use super::frame::Arguments;
 use super::reply::ReplyWriter;
 use super::{connection_commands, rule_commands, server_commands};
@@ -109,14 +109,14 @@ pub(crate) fn is_throttle(arguments: &Arguments<'_>) -> bool {
 }
 
 /// Whether the client may use commands that need a token.
-pub(crate) fn is_authorized(client: &ClientState, plan: &ServicePlan) -> bool {
+pub(crate) fn is_authorized(client: &RespClientState, plan: &ServicePlan) -> bool {
     client.is_authenticated || !auth::needs_token(plan, Protocol::Resp)
 }
 
 /// Executes any command but `CL.THROTTLE` and writes its reply.
 pub(crate) async fn execute<S: Store + 'static>(
     arguments: &Arguments<'_>,
-    client: &mut ClientState,
+    client: &mut RespClientState,
     worker: &ServiceWorker<S>,
     output: &mut Vec<u8>,
 ) -> NextStep {
@@ -169,7 +169,7 @@ pub(crate) const NO_AUTH: &str = "NOAUTH Authentication required.";
 fn reject_unknown<S: Store + 'static>(
     arguments: &Arguments<'_>,
     name: &[u8],
-    client: &ClientState,
+    client: &RespClientState,
     worker: &ServiceWorker<S>,
     replies: &mut ReplyWriter<'_>,
 ) -> NextStep {

@@ -17,7 +17,7 @@ use tokio::sync::watch;
 use tokio::time::{Interval, MissedTickBehavior};
 
 use super::batch::{BatchEnd, MAX_OUTPUT};
-use super::client_state::ClientState;
+use super::client_state::RespClientState;
 use super::workspace::Workspace;
 use crate::accept::ServiceConnection;
 use crate::worker::ServiceWorker;
@@ -39,7 +39,7 @@ const MAX_LINGER: usize = 1 << 20;
 pub(super) struct RespConnection<S, IO> {
     io: IO,
     worker: Rc<ServiceWorker<S>>,
-    client: ClientState,
+    client: RespClientState,
     /// An incomplete command, or commands that are executed after their predecessors' replies are sent.
     input: Vec<u8>,
     /// Whether `input` may contain complete commands.
@@ -93,7 +93,7 @@ where
         let connection = Self {
             io,
             worker,
-            client: ClientState::new(),
+            client: RespClientState::new(),
             input: Vec::new(),
             is_postponed: false,
             unsent: BytesMut::new(),

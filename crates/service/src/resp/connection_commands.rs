@@ -3,7 +3,7 @@
 use tidegate_policy::ServicePlan;
 use tidegate_telemetry::Protocol;
 
-use super::client_state::ClientState;
+use super::client_state::RespClientState;
 use super::command::parse_integer;
 use super::frame::Arguments;
 use super::reply::ReplyWriter;
@@ -18,7 +18,7 @@ const WRONG_PASSWORD: &str = "WRONGPASS invalid username-password pair or user i
 /// `AUTH [user] password`
 pub(super) fn auth(
     arguments: &Arguments<'_>,
-    client: &mut ClientState,
+    client: &mut RespClientState,
     plan: &ServicePlan,
     replies: &mut ReplyWriter<'_>,
 ) {
@@ -34,7 +34,7 @@ pub(super) fn auth(
 }
 
 fn authenticate(
-    client: &mut ClientState,
+    client: &mut RespClientState,
     plan: &ServicePlan,
     user: &[u8],
     password: &[u8],
@@ -60,7 +60,7 @@ struct HelloOptions<'a> {
 /// `HELLO [2|3 [AUTH user password] [SETNAME name]]`: the reply has the form of the new version.
 pub(super) fn hello(
     arguments: &Arguments<'_>,
-    client: &mut ClientState,
+    client: &mut RespClientState,
     plan: &ServicePlan,
     output: &mut Vec<u8>,
 ) {
@@ -72,7 +72,7 @@ pub(super) fn hello(
 
 fn try_hello(
     arguments: &Arguments<'_>,
-    client: &mut ClientState,
+    client: &mut RespClientState,
     plan: &ServicePlan,
 ) -> Result<(), &'static str> {
     let version = match arguments.get(1).map(parse_integer) {
@@ -115,7 +115,7 @@ fn hello_options<'a>(arguments: &Arguments<'a>) -> Option<HelloOptions<'a>> {
     Some(options)
 }
 
-fn write_hello(client: &ClientState, replies: &mut ReplyWriter<'_>) {
+fn write_hello(client: &RespClientState, replies: &mut ReplyWriter<'_>) {
     replies.map(7);
     replies.bulk("server");
     replies.bulk("tidegate");
@@ -152,7 +152,7 @@ pub(super) fn select(arguments: &Arguments<'_>, replies: &mut ReplyWriter<'_>) {
 }
 
 /// `CLIENT subcommand`
-pub(super) fn client(arguments: &Arguments<'_>, client: &mut ClientState, replies: &mut ReplyWriter<'_>) {
+pub(super) fn client(arguments: &Arguments<'_>, client: &mut RespClientState, replies: &mut ReplyWriter<'_>) {
     let subcommand = arguments.get(1).unwrap_or_default().to_ascii_lowercase();
     match (&*subcommand, arguments.len()) {
         (b"setname", 3) => match set_name(client, arguments.get(2).unwrap_or_default()) {
@@ -180,7 +180,7 @@ pub(super) fn client(arguments: &Arguments<'_>, client: &mut ClientState, replie
     }
 }
 
-fn set_name(client: &mut ClientState, name: &[u8]) -> Result<(), &'static str> {
+fn set_name(client: &mut RespClientState, name: &[u8]) -> Result<(), &'static str> {
     if !name.iter().all(u8::is_ascii_graphic) {
         return Err("ERR Client names cannot contain spaces, newlines or special characters.");
     }

@@ -1,0 +1,28 @@
+"""redis-py with both versions of the protocol and deep pipelines."""
+import os
+import sys
+
+import redis
+
+for protocol in (2, 3):
+    client = redis.Redis(port=int(os.environ["PORT"]), protocol=protocol, decode_responses=True, client_name="test")
+    assert client.ping()
+    assert client.echo("hello") == "hello"
+    assert client.client_getname() == "test"
+    assert client.info()["loading"] == 0
+    key = f"python{protocol}"
+    assert client.execute_command("CL.THROTTLE", key, 4999, 1, 3600) == [0, 5000, 4999, -1, 3600]
+    pipeline = client.pipeline(transaction=False)
+    for _ in range(10_000):
+        pipeline.execute_command("CL.THROTTLE", key, 4999, 1, 3600)
+    replies = pipeline.execute()
+    assert len(replies) == 10_000
+    assert sum(reply[0] == 0 for reply in replies) == 4999, replies[-1]
+    check = client.execute_command("TIDEGATE.CHECK", "default", f"user:{key}")
+    assert (check["admitted"] is True if protocol == 3 else check[0] == 1), check
+    try:
+        client.get("key")
+        sys.exit("GET must be an error")
+    except redis.ResponseError as error:
+        assert "unknown command 'GET'" in str(error), error
+print("passed")
