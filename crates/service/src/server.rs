@@ -10,7 +10,8 @@ use std::time::Duration;
 use thiserror::Error;
 use tidegate_limiter::Limiter;
 use tidegate_listener::{ConnectionLimiter, Listener};
-use tidegate_store::Store;
+use tidegate_policy::EnvoyLimits;
+use tidegate_store::{Store, StoreError};
 use tidegate_telemetry::{Protocol, Telemetry};
 use tokio::net::TcpListener;
 use tokio::runtime::{Builder, LocalOptions};
@@ -19,6 +20,7 @@ use tokio_rustls::TlsAcceptor;
 use tokio_util::task::TaskTracker;
 
 use crate::accept::ServiceAcceptor;
+use crate::grpc::{self, EnvoyHandle};
 use crate::worker::ServiceWorker;
 
 /// The default for the number of open connections.
@@ -30,6 +32,7 @@ pub struct Service<S> {
     limiter: Arc<Limiter<S>>,
     telemetry: Telemetry,
     connections: Arc<ConnectionLimiter>,
+    envoy: Arc<EnvoyHandle>,
 }
 
 /// A listener and the protocol that it serves.
@@ -67,13 +70,29 @@ pub enum ServiceStartError {
 impl<S: Store + 'static> Service<S> {
     /// A service that answers with the decisions of `limiter`.
     pub fn new(limiter: Arc<Limiter<S>>, telemetry: Telemetry) -> Self {
-        Self { limiter, telemetry, connections: ConnectionLimiter::new(MAX_CONNECTIONS, MAX_CONNECTIONS) }
+        let connections = ConnectionLimiter::new(MAX_CONNECTIONS, MAX_CONNECTIONS);
+        Self { limiter, telemetry, connections, envoy: Arc::default() }
+    }
+
+    /// Replaces the descriptors of Envoy's rate limit service. Counters stay. If the store cannot count the limits, nothing
+    /// changes.
+    pub fn apply_envoy_limits(&self, limits: EnvoyLimits) -> Result<(), StoreError> {
+        self.envoy.activate(limits, self.limiter.store(), self.limiter.clock().now())
     }
 
     /// Sets the maximum number of open connections. One address may use all of them: most clients are proxies.
     #[must_use]
     pub fn max_connections(self, max: usize) -> Self {
         Self { connections: ConnectionLimiter::new(max, max), ..self }
+    }
+
+    /// Decides an encoded `RateLimitRequest` without a connection, as a call over gRPC would; `None` if the call fails. For tests of
+    /// the decoder with arbitrary bytes.
+    #[doc(hidden)]
+    pub async fn decide_rls(&self, message: &[u8]) -> Option<Vec<u8>> {
+        let (limiter, telemetry) = (Arc::clone(&self.limiter), self.telemetry.clone());
+        let worker = ServiceWorker::new(limiter, telemetry, Arc::clone(&self.envoy));
+        grpc::decide_encoded(&worker, message).await
     }
 
     /// Starts a thread for each worker. After `stop` turns true, a thread ends when its requests in progress have ended,
@@ -112,7 +131,8 @@ impl<S: Store + 'static> Service<S> {
             }
         }
         let (limiter, telemetry) = (Arc::clone(&self.limiter), self.telemetry.clone());
-        let (connections, stop) = (Arc::clone(&self.connections), stop.clone());
+        let (connections, envoy, stop) =
+            (Arc::clone(&self.connections), Arc::clone(&self.envoy), stop.clone());
         let (starting, started) = std::sync::mpsc::sync_channel(1);
         let thread = std::thread::Builder::new().name(format!("service-{worker}"));
         let handle = thread.spawn(move || {
@@ -131,7 +151,7 @@ impl<S: Store + 'static> Service<S> {
                 };
                 // A closed channel means that the start failed elsewhere; `stop` ends this worker then.
                 let _ = starting.send(Ok(()));
-                run(Rc::new(ServiceWorker::new(limiter, telemetry)), acceptors, stop, drain).await;
+                run(Rc::new(ServiceWorker::new(limiter, telemetry, envoy)), acceptors, stop, drain).await;
             });
         });
         let handle = handle.map_err(|source| ServiceStartError::Thread { worker, source })?;

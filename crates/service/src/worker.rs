@@ -10,6 +10,8 @@ use tidegate_policy::ActivePolicy;
 use tidegate_store::Store;
 use tidegate_telemetry::{Protocol, Recorder, RuleSlots, Telemetry};
 
+use crate::grpc::{EnvoyHandle, GrpcState, ServedEnvoyLimits};
+
 /// The state of a worker thread.
 #[derive(Debug)]
 pub(crate) struct ServiceWorker<S> {
@@ -17,6 +19,7 @@ pub(crate) struct ServiceWorker<S> {
     telemetry: Telemetry,
     recorders: [Recorder; 3],
     policy: RefCell<Rc<ServedPolicy>>,
+    pub(crate) grpc: GrpcState,
 }
 
 /// The active policy with the metric slots of its rules.
@@ -27,11 +30,11 @@ pub(crate) struct ServedPolicy {
 }
 
 impl<S: Store + 'static> ServiceWorker<S> {
-    pub(crate) fn new(limiter: Arc<Limiter<S>>, telemetry: Telemetry) -> Self {
+    pub(crate) fn new(limiter: Arc<Limiter<S>>, telemetry: Telemetry, envoy: Arc<EnvoyHandle>) -> Self {
         let recorder = |protocol| telemetry.recorder(protocol, Arc::clone(limiter.clock()));
         let recorders = [recorder(Protocol::Http), recorder(Protocol::Grpc), recorder(Protocol::Resp)];
         let policy = RefCell::new(Rc::new(ServedPolicy::new(limiter.policy(), &telemetry)));
-        Self { limiter, telemetry, recorders, policy }
+        Self { limiter, telemetry, recorders, policy, grpc: GrpcState::new(envoy) }
     }
 
     /// The active policy. A request must use one policy from start to end.
@@ -42,6 +45,11 @@ impl<S: Store + 'static> ServiceWorker<S> {
             *served = Rc::new(ServedPolicy::new(active, &self.telemetry));
         }
         Rc::clone(&served)
+    }
+
+    /// The active Envoy configuration, if there is one. A call must use one configuration from start to end.
+    pub(crate) fn envoy(&self) -> Option<Rc<ServedEnvoyLimits>> {
+        self.grpc.envoy(&self.telemetry)
     }
 
     /// Records the requests of a protocol.
