@@ -1,0 +1,3 @@
+//! Other proxies and programs that ask the decision service, with the configurations of `examples/integrations`.
+
+mod envoy;
