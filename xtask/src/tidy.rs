@@ -54,6 +54,8 @@ const MAY_USE: [(&str, &[&str]); 17] = [
             "tidegate-limiter",
             "tidegate-listener",
             "tidegate-telemetry",
+            // It reads the deadlines of calls.
+            "tidegate-tower",
         ],
     ),
     (

@@ -140,7 +140,8 @@ Examples:
   tidegate serve
   tidegate serve --upstream http://localhost:3000 --limit 100/m
   tidegate serve --config policy.yaml
-  tidegate serve --config policy.yaml --store redis://127.0.0.1:6379";
+  tidegate serve --config policy.yaml --store redis://127.0.0.1:6379
+  tidegate serve --envoy-config ratelimit/config";
 
 const CHECK_EXAMPLES: &str = "\
 Examples:
@@ -212,6 +213,11 @@ pub(crate) struct ServeArgs {
     /// Address on which the Redis protocol is served, such as 127.0.0.1:6380. Replaces `service.resp` of the policy.
     #[arg(long, value_name = "HOST:PORT")]
     pub(crate) resp: Option<String>,
+    /// Folder with the configuration of Envoy's rate limit server: all `*.yaml` and `*.yml` files, also in subfolders. It is
+    /// reloaded when it changes. Without a policy, the decision service listens on 127.0.0.1:8081 (gRPC) and 127.0.0.1:8082
+    /// (HTTP).
+    #[arg(long, value_name = "FOLDER")]
+    pub(crate) envoy_config: Option<PathBuf>,
     /// Unix socket for restarts without downtime. If a process that was started with the same socket is running, this process
     /// takes over its listening sockets and the old one drains and exits; no connection is rejected. The next process can then
     /// take over from this one.

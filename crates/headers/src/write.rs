@@ -28,6 +28,16 @@ impl RateLimitHeaders {
         }
     }
 
+    /// Iterates over the names and values.
+    pub fn iter(&self) -> impl Iterator<Item = (&HeaderName, &HeaderValue)> {
+        self.0.iter().map(|(name, value)| (name, value))
+    }
+
+    /// Adds `Retry-After`, for protocols without a header map.
+    pub fn push_retry_after(&mut self, seconds: u64) {
+        self.push(RETRY_AFTER, seconds.into());
+    }
+
     fn push(&mut self, name: HeaderName, value: HeaderValue) {
         self.0.push((name, value));
     }

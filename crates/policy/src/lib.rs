@@ -24,6 +24,7 @@ mod compile;
 mod diff;
 mod directory;
 mod endpoints;
+mod envoy;
 mod explain;
 mod expression;
 mod facts;
@@ -47,6 +48,7 @@ pub use compile::{CompileOptions, CompiledPolicy, MAX_FILE_SIZE, ServiceAddresse
 pub use diff::{ChangeKind, CounterEffect, PolicyChange, diff};
 pub use directory::{Directory, DirectoryError, Grant, LineError, LineProblem};
 pub use endpoints::{DuplicateEndpoint, EndpointPattern, Endpoints, PatternError};
+pub use envoy::{DescriptorLimit, EnvoyDomain, EnvoyFile, EnvoyLimits, EnvoyRate, RateUnit};
 pub use explain::{
     ExplainRequest, ExplainedClient, ExplainedConcurrency, ExplainedOutcome, ExplainedRoute, ExplainedRule,
     ExplainedSharing, ExplainedVerdict, Explanation, explain,

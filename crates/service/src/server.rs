@@ -10,7 +10,8 @@ use std::time::Duration;
 use thiserror::Error;
 use tidegate_limiter::Limiter;
 use tidegate_listener::{ConnectionLimiter, Listener};
-use tidegate_store::Store;
+use tidegate_policy::EnvoyLimits;
+use tidegate_store::{Store, StoreError};
 use tidegate_telemetry::{Protocol, Telemetry};
 use tokio::net::TcpListener;
 use tokio::runtime::{Builder, LocalOptions};
@@ -19,6 +20,7 @@ use tokio_rustls::TlsAcceptor;
 use tokio_util::task::TaskTracker;
 
 use crate::accept::ServiceAcceptor;
+use crate::grpc::{self, EnvoyHandle};
 use crate::http::HttpState;
 use crate::reservations::ReservationTable;
 use crate::worker::ServiceWorker;
@@ -33,6 +35,7 @@ pub struct Service<S> {
     telemetry: Telemetry,
     connections: Arc<ConnectionLimiter>,
     reservations: Arc<ReservationTable>,
+    envoy: Arc<EnvoyHandle>,
 }
 
 /// A listener and the protocol that it serves.
@@ -71,13 +74,29 @@ impl<S: Store + 'static> Service<S> {
     /// A service that answers with the decisions of `limiter`.
     pub fn new(limiter: Arc<Limiter<S>>, telemetry: Telemetry) -> Self {
         let connections = ConnectionLimiter::new(MAX_CONNECTIONS, MAX_CONNECTIONS);
-        Self { limiter, telemetry, connections, reservations: Arc::default() }
+        Self { limiter, telemetry, connections, reservations: Arc::default(), envoy: Arc::default() }
+    }
+
+    /// Replaces the descriptors of Envoy's rate limit service. Counters stay. If the store cannot count the limits, nothing
+    /// changes.
+    pub fn apply_envoy_limits(&self, limits: EnvoyLimits) -> Result<(), StoreError> {
+        self.envoy.activate(limits, self.limiter.store(), self.limiter.clock().now())
     }
 
     /// Sets the maximum number of open connections. One address may use all of them: most clients are proxies.
     #[must_use]
     pub fn max_connections(self, max: usize) -> Self {
         Self { connections: ConnectionLimiter::new(max, max), ..self }
+    }
+
+    /// Decides an encoded `RateLimitRequest` without a connection, as a call over gRPC would; `None` if the call fails. For tests of
+    /// the decoder with arbitrary bytes.
+    #[doc(hidden)]
+    pub async fn decide_rls(&self, message: &[u8]) -> Option<Vec<u8>> {
+        let (limiter, telemetry) = (Arc::clone(&self.limiter), self.telemetry.clone());
+        let http = HttpState::new(Arc::clone(&self.reservations));
+        let worker = ServiceWorker::new(limiter, telemetry, (http, Arc::clone(&self.envoy)));
+        grpc::decide_encoded(&worker, message).await
     }
 
     /// Starts a thread for each worker. After `stop` turns true, a thread ends when its requests in progress have ended,
@@ -116,7 +135,8 @@ impl<S: Store + 'static> Service<S> {
             }
         }
         let (limiter, telemetry) = (Arc::clone(&self.limiter), self.telemetry.clone());
-        let (connections, stop) = (Arc::clone(&self.connections), stop.clone());
+        let (connections, envoy, stop) =
+            (Arc::clone(&self.connections), Arc::clone(&self.envoy), stop.clone());
         let reservations = Arc::clone(&self.reservations);
         let (starting, started) = std::sync::mpsc::sync_channel(1);
         let thread = std::thread::Builder::new().name(format!("service-{worker}"));
@@ -136,7 +156,7 @@ impl<S: Store + 'static> Service<S> {
                 };
                 // A closed channel means that the start failed elsewhere; `stop` ends this worker then.
                 let _ = starting.send(Ok(()));
-                let worker = ServiceWorker::new(limiter, telemetry, HttpState::new(reservations));
+                let worker = ServiceWorker::new(limiter, telemetry, (HttpState::new(reservations), envoy));
                 run(Rc::new(worker), acceptors, stop, drain).await;
             });
         });

@@ -10,6 +10,7 @@ use tidegate_policy::ActivePolicy;
 use tidegate_store::Store;
 use tidegate_telemetry::{Protocol, Recorder, RuleSlots, Telemetry};
 
+use crate::grpc::{EnvoyHandle, GrpcState, ServedEnvoyLimits};
 use crate::http::HttpState;
 use crate::resp::RespState;
 
@@ -20,6 +21,8 @@ pub(crate) struct ServiceWorker<S> {
     telemetry: Telemetry,
     recorders: [Recorder; 3],
     policy: RefCell<Rc<ServedPolicy>>,
+    /// What the connections of the gRPC protocol share.
+    pub(crate) grpc: GrpcState,
     /// What the connections of the HTTP protocol share.
     pub(crate) http: HttpState,
     /// What the connections of the Redis protocol share.
@@ -34,11 +37,16 @@ pub(crate) struct ServedPolicy {
 }
 
 impl<S: Store + 'static> ServiceWorker<S> {
-    pub(crate) fn new(limiter: Arc<Limiter<S>>, telemetry: Telemetry, http: HttpState) -> Self {
+    pub(crate) fn new(
+        limiter: Arc<Limiter<S>>,
+        telemetry: Telemetry,
+        (http, envoy): (HttpState, Arc<EnvoyHandle>),
+    ) -> Self {
         let recorder = |protocol| telemetry.recorder(protocol, Arc::clone(limiter.clock()));
         let recorders = [recorder(Protocol::Http), recorder(Protocol::Grpc), recorder(Protocol::Resp)];
         let policy = RefCell::new(Rc::new(ServedPolicy::new(limiter.policy(), &telemetry)));
-        Self { limiter, telemetry, recorders, policy, http, resp: RespState::default() }
+        let (grpc, resp) = (GrpcState::new(envoy), RespState::default());
+        Self { limiter, telemetry, recorders, policy, grpc, http, resp }
     }
 
     /// The active policy. A request must use one policy from start to end.
@@ -49,6 +57,11 @@ impl<S: Store + 'static> ServiceWorker<S> {
             *served = Rc::new(ServedPolicy::new(active, &self.telemetry));
         }
         Rc::clone(&served)
+    }
+
+    /// The active Envoy configuration, if there is one. A call must use one configuration from start to end.
+    pub(crate) fn envoy(&self) -> Option<Rc<ServedEnvoyLimits>> {
+        self.grpc.envoy(&self.telemetry)
     }
 
     /// Records the requests of a protocol.

@@ -4,6 +4,7 @@ mod activation;
 mod admin;
 mod certificates;
 mod demo;
+mod envoy_config;
 mod file_watcher;
 mod listeners;
 mod logging;
@@ -34,6 +35,7 @@ use crate::args::ServeArgs;
 use activation::InheritedSockets;
 use admin::{AdminBackend, AdminHandle, AdminListener};
 use certificates::Certificates;
+use envoy_config::EnvoyConfig;
 use file_watcher::FileStamp;
 use listeners::ListenerConfigError;
 use logging::{Logging, log_warnings};
@@ -77,7 +79,7 @@ struct Startup {
 }
 
 fn serve(args: &ServeArgs, source: &PolicySource, startup: Startup, logging: &Logging) -> anyhow::Result<()> {
-    let Startup { active, files, clock } = startup;
+    let Startup { active, mut files, clock } = startup;
     let plan = Arc::clone(active.matcher.plan());
     let cores = args.cores.map_or_else(available_cores, NonZeroUsize::get);
     let mut predecessor = match &args.takeover {
@@ -96,6 +98,15 @@ fn serve(args: &ServeArgs, source: &PolicySource, startup: Startup, logging: &Lo
     let resource_limits = rlimit::raise_and_derive(cores);
     let service = Service::new(Arc::clone(&limiter), telemetry.clone());
     let service = service.max_connections(resource_limits.connections);
+    let envoy = args.envoy_config.as_deref().map(EnvoyConfig::new);
+    if let Some(envoy) = &envoy {
+        if plan.service.grpc.is_none() && plan.service.http.is_none() {
+            bail!(
+                "--envoy-config needs a listener; add `service: {{ grpc: 127.0.0.1:8081 }}` to the policy, or --grpc"
+            );
+        }
+        files.extend(envoy.start(&service)?);
+    }
     let gateway = Gateway::builder(limiter).resource_limits(resource_limits).telemetry(telemetry);
     let gateway = Arc::new(gateway.build()?);
     let (backend, reloads) = AdminBackend::new(Arc::clone(&gateway), source, Arc::clone(&certificates));
@@ -120,7 +131,12 @@ fn serve(args: &ServeArgs, source: &PolicySource, startup: Startup, logging: &Lo
     let notice = admin_listener.as_ref().map_or(String::new(), |admin| admin.notice.clone());
     let admin = admin_listener.map(|listener| listener.start(&backend, &admin_state)).transpose()?;
     announce(source, &format_urls(&listeners, &service_listeners), &plan, &notice);
-    let reason = runtime.block_on(events.run_until_stopped(&gateway, source, &certificates))?;
+    let reason = runtime.block_on(events.run_until_stopped(
+        &gateway,
+        source,
+        &certificates,
+        envoy.as_ref().map(|config| (config, &service)),
+    ))?;
     if let (StopReason::Signal, Some(path)) = (reason, &args.takeover) {
         // This process no longer hands over, so the next one must start normally.
         let _ = std::fs::remove_file(path);

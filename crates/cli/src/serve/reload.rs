@@ -8,6 +8,7 @@ use tidegate_admin::{ReloadError, ReloadReport};
 use tidegate_core::Timestamp;
 use tidegate_gateway::Gateway;
 use tidegate_policy::{Plan, Problems, diff};
+use tidegate_service::Service;
 use tidegate_store::Clock;
 use tidegate_telemetry::details;
 use tokio::signal::unix::{Signal, SignalKind, signal};
@@ -15,6 +16,7 @@ use tokio::sync::mpsc;
 
 use super::admin::ReloadRequest;
 use super::certificates::Certificates;
+use super::envoy_config::EnvoyConfig;
 use super::file_watcher::{FileStamp, FileWatcher};
 use super::listeners::ListenerConfigError;
 use super::logging::{Logging, log_warnings};
@@ -73,6 +75,7 @@ impl ServeEvents {
         gateway: &Gateway<SelectedStore>,
         source: &PolicySource,
         certificates: &Certificates,
+        envoy: Option<(&EnvoyConfig, &Service<SelectedStore>)>,
     ) -> anyhow::Result<StopReason> {
         // The first tick is immediate.
         let mut expiry_check = tokio::time::interval(EXPIRY_CHECK_INTERVAL);
@@ -95,8 +98,15 @@ impl ServeEvents {
                     continue;
                 }
             };
-            let (outcome, files) = source.load();
-            let outcome = activate(gateway, certificates, outcome, &self.logging, self.clock.now());
+            let (outcome, mut files) = source.load();
+            let mut outcome = activate(gateway, certificates, outcome, &self.logging, self.clock.now());
+            if let Some((config, service)) = envoy {
+                let (reloaded, more) = config.reload(service);
+                files.extend(more);
+                if let (Err(reason), Ok(_)) = (reloaded, &outcome) {
+                    outcome = Err(ReloadError { reason });
+                }
+            }
             // The files of an invalid policy are watched too: a missing one may be the only problem.
             if outcome.is_ok() {
                 self.file_watcher.watch(files);
@@ -117,7 +127,7 @@ fn reject<T>(message: &str, problems: &[String]) -> Result<T, ReloadError> {
     Err(ReloadError { reason: problems.join("\n\n") })
 }
 
-fn problem_texts(problems: &Problems) -> Vec<String> {
+pub(crate) fn problem_texts(problems: &Problems) -> Vec<String> {
     problems.iter().map(|problem| problem.to_string().trim_end().to_owned()).collect()
 }
 

@@ -18,6 +18,10 @@ use crate::file::{self, PolicyFolder};
 /// The value of `--store` for counters in this process.
 const MEMORY: &str = "memory";
 
+/// Where an Envoy configuration without a policy is served: at the ports of the reference server's gRPC listener, and the next.
+const ENVOY_GRPC: &str = "127.0.0.1:8081";
+const ENVOY_HTTP: &str = "127.0.0.1:8082";
+
 /// The source of the policy. It can be loaded again.
 #[derive(Debug)]
 pub(crate) struct PolicySource {
@@ -151,7 +155,13 @@ impl PolicyOrigin {
         if let Some(upstream) = &args.upstream {
             return Ok(Self::CommandLine(policy_yaml(upstream, limit.unwrap_or("100/m"), store)?));
         }
-        let service = ServiceOptions::new(args).to_yaml();
+        let mut service = ServiceOptions::new(args);
+        if args.envoy_config.is_some() {
+            service.grpc.get_or_insert_with(|| ENVOY_GRPC.to_owned());
+            service.http.get_or_insert_with(|| ENVOY_HTTP.to_owned());
+            return Ok(Self::CommandLine(envoy_yaml(&service.to_yaml(), limit, store)?));
+        }
+        let service = service.to_yaml();
         if !service.is_empty() {
             return Ok(Self::CommandLine(service_yaml(&service, limit.unwrap_or("100/m"), store)?));
         }
@@ -227,6 +237,14 @@ fn service_yaml(service: &str, limit: &str, store: Option<&str>) -> anyhow::Resu
   default: {{ requests: {requests}, window: {window}, algorithm: token_bucket }}
 {store}"
     ))
+}
+
+/// Returns the policy file of a decision service whose limits are in an Envoy configuration.
+fn envoy_yaml(service: &str, limit: Option<&str>, store: Option<&str>) -> anyhow::Result<String> {
+    match limit {
+        Some(limit) => service_yaml(service, limit, store),
+        None => Ok(format!("{service}{}", store_yaml(store))),
+    }
 }
 
 fn store_yaml(store: Option<&str>) -> String {

@@ -16,7 +16,7 @@ pub(crate) mod network;
 mod resilience;
 mod routing;
 mod rules;
-mod scalar;
+pub(crate) mod scalar;
 mod service;
 mod store;
 mod store_url;
@@ -125,7 +125,7 @@ pub fn compile_with(
 }
 
 /// Decodes the bytes as UTF-8; rejects files that are too large.
-fn text<'s>(file: &str, bytes: &'s [u8]) -> Result<&'s str, Box<Problems>> {
+pub(crate) fn text<'s>(file: &str, bytes: &'s [u8]) -> Result<&'s str, Box<Problems>> {
     let reject = |finding: Finding| {
         let mut report = ProblemReport::new(file, "");
         report.push(finding);

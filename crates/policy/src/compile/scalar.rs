@@ -7,7 +7,7 @@ use crate::render::quote;
 use crate::units::{self, QuantityError};
 
 /// Decodes a string that is not empty.
-pub(super) fn text<'n>(
+pub(crate) fn text<'n>(
     node: &'n YamlNode<'_>,
     what: &str,
     report: &mut ProblemReport<'_>,
@@ -50,7 +50,7 @@ pub(super) fn one_or_many<'n, 's>(
 }
 
 /// Decodes a list.
-pub(super) fn list<'n, 's>(
+pub(crate) fn list<'n, 's>(
     node: &'n YamlNode<'s>,
     what: &str,
     report: &mut ProblemReport<'_>,
@@ -77,12 +77,12 @@ pub(super) fn positive(node: &YamlNode<'_>, what: &str, report: &mut ProblemRepo
 }
 
 /// Like [`positive`], at most `u32::MAX`.
-pub(super) fn positive_u32(node: &YamlNode<'_>, what: &str, report: &mut ProblemReport<'_>) -> Option<u32> {
+pub(crate) fn positive_u32(node: &YamlNode<'_>, what: &str, report: &mut ProblemReport<'_>) -> Option<u32> {
     fit_u32(node, positive(node, what, report)?, report)
 }
 
 /// Like [`count`], at most `u32::MAX`.
-pub(super) fn count_u32(node: &YamlNode<'_>, report: &mut ProblemReport<'_>) -> Option<u32> {
+pub(crate) fn count_u32(node: &YamlNode<'_>, report: &mut ProblemReport<'_>) -> Option<u32> {
     fit_u32(node, count(node, report)?, report)
 }
 
@@ -132,7 +132,7 @@ pub(super) fn ratio(node: &YamlNode<'_>, zero_hint: &str, report: &mut ProblemRe
 }
 
 /// Decodes a whole number.
-pub(super) fn count(node: &YamlNode<'_>, report: &mut ProblemReport<'_>) -> Option<u64> {
+pub(crate) fn count(node: &YamlNode<'_>, report: &mut ProblemReport<'_>) -> Option<u64> {
     const EXPECTED: &str = "a whole number, for example 100";
     let YamlValue::Scalar { text, quoted } = &node.value else {
         report.push(not_a_scalar(node, EXPECTED));
@@ -248,7 +248,7 @@ pub(super) fn size(node: &YamlNode<'_>, report: &mut ProblemReport<'_>) -> Optio
 }
 
 /// Decodes one of `names` into the value at the same index; messages call it a `what`.
-pub(super) fn choice<T: Copy>(
+pub(crate) fn choice<T: Copy>(
     node: &YamlNode<'_>,
     what: &str,
     names: &[&'static str],

@@ -3,6 +3,7 @@
 //! The compiler, the JSON Schema for editors and docs/config.md all use this table, so they cannot contradict each
 //! other.
 
+mod envoy;
 mod limits;
 mod names;
 mod reference;
@@ -12,6 +13,9 @@ mod service;
 mod store;
 mod table;
 
+pub(crate) use envoy::{
+    ENVOY_DESCRIPTOR, ENVOY_FILE, ENVOY_FLAGS, ENVOY_RATE_LIMIT, ENVOY_REPLACES, ENVOY_UNITS,
+};
 pub(crate) use limits::{
     AFTER, CANARY, CHARGE, COST, ENDPOINT, GLOBAL, LIMIT, MATCH, PENALTY, RATE_LIMITS, RULE,
 };

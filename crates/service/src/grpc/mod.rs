@@ -1,16 +1,27 @@
-//! Envoy's rate limit service over gRPC.
+//! Envoy's rate limit service over gRPC, with health checks and reflection.
+//!
+//! A call passes these files in order: `connection` (HTTP/2), `call` (validation, authentication, dispatch), `frame`
+//! (messages within a body), `message` (their fields), `rate_limit` (the domain), then `descriptors` for the descriptors of
+//! an Envoy configuration or `policy_domain` for those that name rules and requests of the policy, and `response`.
+//! `json` is the same call over HTTP. The service uses h2 without a gRPC framework: its calls are unary except for
+//! watches of health and for reflection, and a framework would cost more time than the decision.
 
-use tidegate_store::Store;
-use tokio::io::{AsyncRead, AsyncWrite};
+mod call;
+mod connection;
+mod descriptors;
+mod envoy_limits;
+mod frame;
+mod health;
+pub(crate) mod json;
+mod message;
+mod policy_domain;
+mod rate_limit;
+mod reflection;
+mod request_facts;
+mod response;
+mod schema;
+mod status;
 
-use crate::accept::ServiceConnection;
-
-/// Serves a connection until it ends or the service stops.
-#[expect(clippy::unused_async, reason = "the protocol follows")]
-pub(crate) async fn serve<S, IO>(connection: ServiceConnection<S, IO>)
-where
-    S: Store + 'static,
-    IO: AsyncRead + AsyncWrite + Unpin + 'static,
-{
-    drop(connection);
-}
+pub(crate) use call::decide_encoded;
+pub(crate) use connection::serve;
+pub(crate) use envoy_limits::{EnvoyHandle, GrpcState, ServedEnvoyLimits};

@@ -6,7 +6,7 @@ use std::rc::Rc;
 use bytes::Bytes;
 use http::header::{AUTHORIZATION, CONTENT_TYPE, HOST, HeaderValue};
 use http::request::Parts;
-use http::{HeaderMap, Method, Request, Response, Version};
+use http::{HeaderMap, Method, Request, Response, StatusCode, Version};
 use http_body_util::Full;
 use hyper::body::{Body, Incoming};
 use serde::Deserialize;
@@ -19,6 +19,7 @@ use super::body::read_body;
 use super::error::{HttpError, HttpResponse};
 use super::{charges, check, original};
 use crate::auth;
+use crate::grpc;
 use crate::worker::{ServedPolicy, ServiceWorker};
 
 /// The longest body of a request.
@@ -39,6 +40,8 @@ enum Endpoint {
     Reserve,
     Commit,
     Authorize,
+    /// `/json`: a call of Envoy's rate limit service.
+    Json,
     OpenApi,
     /// `/healthz` and `/readyz`.
     Health,
@@ -54,6 +57,7 @@ impl Endpoint {
             "/v1/reset" => Self::Reset,
             "/v1/reserve" => Self::Reserve,
             "/v1/commit" => Self::Commit,
+            "/json" => Self::Json,
             "/openapi.json" => Self::OpenApi,
             "/healthz" | "/readyz" => Self::Health,
             _ => return None,
@@ -145,6 +149,14 @@ async fn answer<S: Store + 'static>(
         Endpoint::Reset => Box::pin(charges::reset(call, &body)).await,
         Endpoint::Reserve => Box::pin(charges::reserve(call, &body)).await,
         Endpoint::Commit => Box::pin(charges::commit(call, &body)).await,
+        Endpoint::Json => {
+            let (status, json) =
+                Box::pin(grpc::json::handle(call.worker, peer, &body, &mut call.record)).await;
+            let mut response = json_response(json.into_bytes(), RateLimitHeaders::default(), None);
+            *response.status_mut() =
+                StatusCode::from_u16(status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
+            Ok(response)
+        }
         // Answered above.
         Endpoint::Authorize | Endpoint::OpenApi | Endpoint::Health => Err(HttpError::NoEndpoint),
     }

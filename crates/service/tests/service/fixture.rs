@@ -8,7 +8,7 @@ use std::time::Duration;
 use tidegate_core::Timestamp;
 use tidegate_limiter::Limiter;
 use tidegate_listener::Listener;
-use tidegate_policy::{ActivePolicy, Files, NoFiles, compile};
+use tidegate_policy::{ActivePolicy, EnvoyFile, EnvoyLimits, Files, NoFiles, compile};
 use tidegate_service::{Service, ServiceListener};
 use tidegate_store::{Clock, ManualClock, MemoryStore};
 use tidegate_telemetry::{MetricsReader, Protocol, Telemetry};
@@ -22,16 +22,24 @@ pub(crate) struct TestService {
     listeners: Vec<ServiceListener>,
     stop: watch::Sender<bool>,
     threads: Vec<JoinHandle<()>>,
+    service: Service<MemoryStore>,
 }
 
 impl TestService {
     /// Serves `policy` on all protocols, on free ports of the loopback address.
     pub(crate) fn start(policy: &str) -> Self {
-        Self::start_with(policy, &NoFiles)
+        Self::start_with_files(policy, &NoFiles)
     }
 
-    /// The same for a policy that refers to `files`.
-    pub(crate) fn start_with(policy: &str, files: &impl Files) -> Self {
+    /// Serves an Envoy configuration, and a policy without limits.
+    pub(crate) fn start_envoy(config: &str) -> Self {
+        let service = Self::start("rate_limits: {}");
+        service.apply_envoy(config);
+        service
+    }
+
+    /// Like [`start`](Self::start) with files that the policy refers to.
+    pub(crate) fn start_with_files(policy: &str, files: &dyn Files) -> Self {
         let compiled = compile("policy.yaml", policy.as_bytes(), files).expect("a valid policy");
         let clock = Arc::new(ManualClock::at(Timestamp::from_secs(1_700_000_000)));
         let store = Arc::new(MemoryStore::with_cap(1 << 20));
@@ -46,7 +54,23 @@ impl TestService {
         let (stop, stopping) = watch::channel(false);
         let service = Service::new(Arc::clone(&limiter), telemetry.clone());
         let threads = service.start(&listeners, &stopping, Duration::from_secs(1)).expect("a worker");
-        Self { limiter, clock, telemetry, listeners, stop, threads }
+        Self { limiter, clock, telemetry, listeners, stop, threads, service }
+    }
+
+    /// Replaces the Envoy configuration; `---` separates its files.
+    pub(crate) fn apply_envoy(&self, config: &str) {
+        let file = |(number, text): (usize, &str)| EnvoyFile {
+            name: format!("{number}.yaml"),
+            bytes: text.as_bytes().to_vec(),
+        };
+        let files: Vec<_> = config.split("\n---\n").enumerate().map(file).collect();
+        let limits = EnvoyLimits::compile(&files).unwrap_or_else(|problems| panic!("{problems}"));
+        self.service.apply_envoy_limits(limits).expect("few limits");
+    }
+
+    /// Stops the service, without waiting.
+    pub(crate) fn begin_stop(&self) {
+        self.stop.send_replace(true);
     }
 
     /// Where a protocol is served.

@@ -18,7 +18,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use crossbeam_utils::CachePadded;
 use tidegate_core::{RuleId, Timestamp};
-use tidegate_policy::Plan;
+use tidegate_policy::{EnvoyLimits, Plan};
 
 pub(crate) use counter::Counter;
 use counter::per_core;
@@ -114,6 +114,11 @@ impl Metrics {
     /// Registers the rules of a policy. A rule whose name is known keeps its counts.
     pub fn apply(&self, plan: &Plan) -> RuleSlots {
         self.rules.lock().unwrap_or_else(PoisonError::into_inner).apply(plan)
+    }
+
+    /// Registers the descriptors of Envoy's rate limit service. A descriptor that is known keeps its counts.
+    pub fn apply_envoy(&self, limits: &EnvoyLimits) -> RuleSlots {
+        self.rules.lock().unwrap_or_else(PoisonError::into_inner).apply_envoy(limits)
     }
 
     /// The counts of the upstream called `name`.

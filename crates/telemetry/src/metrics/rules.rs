@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::sync::OnceLock;
 
 use tidegate_core::RuleId;
-use tidegate_policy::{Plan, span_text};
+use tidegate_policy::{EnvoyLimits, Plan, span_text};
 
 use super::counter::Counter;
 
@@ -83,11 +83,20 @@ pub(crate) struct RuleEntry {
     pub(crate) name: String,
     /// The limit and the window, if the active policy has the rule.
     pub(crate) limit: Option<(u64, String)>,
+    source: RuleSource,
+}
+
+/// Where a rule is configured. The two are reloaded independently.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum RuleSource {
+    Policy,
+    /// The descriptors of Envoy's rate limit service.
+    Envoy,
 }
 
 impl Default for RuleRegistry {
     fn default() -> Self {
-        let overflow = RuleEntry { name: OVERFLOW_NAME.to_owned(), limit: None };
+        let overflow = RuleEntry { name: OVERFLOW_NAME.to_owned(), limit: None, source: RuleSource::Policy };
         Self { rules: vec![overflow], by_id: HashMap::default() }
     }
 }
@@ -95,23 +104,41 @@ impl Default for RuleRegistry {
 impl RuleRegistry {
     /// Registers the rules of `plan`. Rules of an earlier plan keep their counts.
     pub(crate) fn apply(&mut self, plan: &Plan) -> RuleSlots {
-        for rule in &mut self.rules {
-            rule.limit = None;
-        }
-        let mut slots = RuleSlots::default();
         let limits = &plan.rate_limits;
         let rates = limits.iter().map(|rule| (rule.id, &rule.name, rule.requests, span_text(rule.window)));
         // A concurrency limit has no window.
         let concurrent = limits.concurrent.iter();
         let concurrent =
             concurrent.map(|rule| (rule.id, &rule.name, u64::from(rule.concurrent), String::new()));
-        for (id, name, limit, window) in rates.chain(concurrent) {
+        self.replace(RuleSource::Policy, rates.chain(concurrent))
+    }
+
+    /// Registers the descriptors of `limits`. Those of an earlier configuration keep their counts.
+    pub(crate) fn apply_envoy(&mut self, limits: &EnvoyLimits) -> RuleSlots {
+        let rates = limits.iter().filter_map(|limit| {
+            let rate = limit.rate?;
+            Some((limit.rule, &limit.label, u64::from(rate.requests_per_unit), span_text(rate.window)))
+        });
+        self.replace(RuleSource::Envoy, rates)
+    }
+
+    /// Registers `rules` in place of all others of `source`.
+    fn replace<'r>(
+        &mut self,
+        source: RuleSource,
+        rules: impl Iterator<Item = (RuleId, &'r String, u64, String)>,
+    ) -> RuleSlots {
+        for rule in self.rules.iter_mut().filter(|rule| rule.source == source) {
+            rule.limit = None;
+        }
+        let mut slots = RuleSlots::default();
+        for (id, name, limit, window) in rules {
             let slot = match self.by_id.get(&id) {
                 Some(slot) => *slot,
                 None if self.rules.len() < MAX_RULES => {
                     let slot = RuleSlot(u32::try_from(self.rules.len()).unwrap_or_default());
                     self.by_id.insert(id, slot);
-                    self.rules.push(RuleEntry { name: name.clone(), limit: None });
+                    self.rules.push(RuleEntry { name: name.clone(), limit: None, source });
                     slot
                 }
                 None => OVERFLOW,

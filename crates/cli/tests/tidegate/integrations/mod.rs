@@ -1,3 +1,4 @@
-//! The decision service with real proxies and clients.
+//! Other proxies and programs that ask the decision service, with the configurations of `examples/integrations`.
 
+mod envoy;
 mod resp;

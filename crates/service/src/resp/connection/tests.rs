@@ -17,7 +17,7 @@ fn connect(capacity: usize) -> (DuplexStream, watch::Sender<bool>) {
     let store = Arc::new(MemoryStore::with_cap(1 << 20));
     let limiter = Limiter::new(ActivePolicy::new(plan), store, Arc::clone(&clock)).expect("few limits");
     let (telemetry, http) = (Telemetry::metrics_only(1, clock), HttpState::new(Arc::default()));
-    let worker = Rc::new(ServiceWorker::new(Arc::new(limiter), telemetry, http));
+    let worker = Rc::new(ServiceWorker::new(Arc::new(limiter), telemetry, (http, Arc::default())));
     let (stop, stopping) = watch::channel(false);
     let (client, io) = tokio::io::duplex(capacity);
     let peer = ([127, 0, 0, 1], 1).into();

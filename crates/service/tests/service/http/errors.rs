@@ -71,7 +71,7 @@ fn token_is_required_except_for_health() {
     let policy =
         format!("{POLICY}\nservice: {{ http: {{ address: '127.0.0.1:8082', token_file: service.token }} }}");
     let files = BTreeMap::from([("service.token".to_owned(), TOKEN.as_bytes().to_vec())]);
-    let service = TestService::start_with(&policy, &files);
+    let service = TestService::start_with_files(&policy, &files);
     for path in ["/healthz", "/readyz"] {
         let response = service.http("GET", path, "", "");
         assert_eq!((response.status, response.text().as_str()), (200, "ok\n"));

@@ -1,0 +1,134 @@
+//! The configuration of Envoy's reference rate limit server: a folder of YAML files (`--envoy-config`).
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use anyhow::bail;
+use tidegate_policy::{EnvoyFile, EnvoyLimits, Problems};
+use tidegate_service::Service;
+use tidegate_store::StoreError;
+use tidegate_telemetry::details;
+
+use super::file_watcher::FileStamp;
+use super::reload::problem_texts;
+use super::store::SelectedStore;
+use crate::file;
+
+/// The deepest folder that is read, counted from the one that is configured.
+const MAX_DEPTH: usize = 8;
+/// The largest number of files.
+const MAX_FILES: usize = 10_000;
+/// A name that no file has. Watching it means watching its folder for new files.
+const NEW_FILE: &str = ".new-file";
+
+/// The folder of a configuration.
+#[derive(Debug)]
+pub(crate) struct EnvoyConfig {
+    folder: PathBuf,
+}
+
+/// Why a configuration cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum EnvoyConfigError {
+    #[error("cannot read {file}: {reason}")]
+    Unreadable { file: String, reason: String },
+    #[error("{folder} contains no files that end with .yaml or .yml")]
+    NoFiles { folder: String },
+    #[error("{folder} contains more than {MAX_FILES} files or folders deeper than {MAX_DEPTH}")]
+    TooManyFiles { folder: String },
+    #[error("{0}")]
+    Problems(Problems),
+    #[error(transparent)]
+    Store(#[from] StoreError),
+}
+
+impl EnvoyConfig {
+    pub(crate) fn new(folder: &Path) -> Self {
+        Self { folder: folder.to_owned() }
+    }
+
+    /// Loads the configuration at the start of the process. Returns the files to watch.
+    pub(crate) fn start(&self, service: &Service<SelectedStore>) -> anyhow::Result<Vec<FileStamp>> {
+        let (applied, files) = self.apply(service);
+        match applied {
+            Ok(()) => Ok(files),
+            Err(EnvoyConfigError::Problems(problems)) => {
+                eprint!("{problems}");
+                bail!("{}: invalid configuration; fix the problems listed above", self.folder.display());
+            }
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// Loads the configuration again and logs the result. An invalid one changes nothing. Returns the problems, and the files
+    /// to watch.
+    pub(crate) fn reload(&self, service: &Service<SelectedStore>) -> (Result<(), String>, Vec<FileStamp>) {
+        let (applied, files) = self.apply(service);
+        let texts = match applied {
+            Ok(()) => {
+                tracing::info!(event = "reloaded", "{} reloaded", self.folder.display());
+                return (Ok(()), files);
+            }
+            Err(EnvoyConfigError::Problems(problems)) => problem_texts(&problems),
+            Err(error) => vec![error.to_string()],
+        };
+        tracing::error!(
+            event = "reload_failed",
+            details = details(&texts),
+            "reload failed: invalid configuration in {}; the running one stays active",
+            self.folder.display()
+        );
+        (Err(texts.join("\n\n")), files)
+    }
+
+    fn apply(&self, service: &Service<SelectedStore>) -> (Result<(), EnvoyConfigError>, Vec<FileStamp>) {
+        let mut stamps = Vec::new();
+        let applied = self.read(&mut stamps).and_then(|files| {
+            let limits = EnvoyLimits::compile(&files).map_err(EnvoyConfigError::Problems)?;
+            Ok(service.apply_envoy_limits(limits)?)
+        });
+        (applied, stamps)
+    }
+
+    /// Reads all files, in the order of their names. Names that start with a dot are skipped: Kubernetes keeps copies of
+    /// mounted files in such folders.
+    fn read(&self, stamps: &mut Vec<FileStamp>) -> Result<Vec<EnvoyFile>, EnvoyConfigError> {
+        let unreadable = |file: &Path, error: &std::io::Error| EnvoyConfigError::Unreadable {
+            file: file.display().to_string(),
+            reason: file::describe_io_error(error),
+        };
+        let folder = || self.folder.display().to_string();
+        let mut files = Vec::new();
+        let mut folders = vec![(self.folder.clone(), 0)];
+        while let Some((folder_path, depth)) = folders.pop() {
+            stamps.push(FileStamp::now(&folder_path));
+            stamps.push(FileStamp::now(&folder_path.join(NEW_FILE)));
+            let entries = fs::read_dir(&folder_path).map_err(|error| unreadable(&folder_path, &error))?;
+            for entry in entries {
+                let path = entry.map_err(|error| unreadable(&folder_path, &error))?.path();
+                let name = path.file_name().unwrap_or_default().to_string_lossy();
+                if name.starts_with('.') {
+                    continue;
+                }
+                if path.is_dir() {
+                    folders.push((path.clone(), depth + 1));
+                } else if name.ends_with(".yaml") || name.ends_with(".yml") {
+                    files.push(path.clone());
+                }
+                if files.len() > MAX_FILES || depth >= MAX_DEPTH {
+                    return Err(EnvoyConfigError::TooManyFiles { folder: folder() });
+                }
+            }
+        }
+        if files.is_empty() {
+            return Err(EnvoyConfigError::NoFiles { folder: folder() });
+        }
+        files.sort();
+        let read = |path: PathBuf| {
+            stamps.push(FileStamp::now(&path));
+            let bytes = file::read_policy(&path).map_err(|error| unreadable(&path, &error))?;
+            Ok(EnvoyFile { name: path.display().to_string(), bytes })
+        };
+        files.into_iter().map(read).collect()
+    }
+}

@@ -1,0 +1,238 @@
+//! One call: validation, authentication, dispatch, response.
+
+use std::cell::Cell;
+use std::future::poll_fn;
+use std::net::IpAddr;
+use std::pin::pin;
+use std::rc::Rc;
+use std::task::Poll;
+use std::time::Duration;
+
+use bytes::Bytes;
+use h2::server::SendResponse;
+use h2::{RecvStream, SendStream};
+use http::header::{AUTHORIZATION, CONTENT_TYPE, HeaderName, HeaderValue};
+use http::request::Parts;
+use http::{HeaderMap, Method, Request, Response, StatusCode};
+use prost::Message;
+use tidegate_store::Store;
+use tidegate_telemetry::{Protocol, RequestSummary};
+use tidegate_tower::deadline::Deadline;
+use tokio::sync::watch;
+
+use super::frame::{self, MessageReader};
+use super::message::{RateLimitRequest, ResponseCode};
+use super::rate_limit;
+use super::status::{GRPC, GrpcCode, GrpcError, ok_trailers};
+use super::{health, reflection};
+use crate::auth;
+use crate::worker::ServiceWorker;
+
+const SHOULD_RATE_LIMIT: &str = "/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit";
+const TIMEOUT: HeaderName = HeaderName::from_static("grpc-timeout");
+const PARENT: HeaderName = HeaderName::from_static("traceparent");
+/// The largest number of health checks and reflection calls at once on a connection. Their responses may be long or last.
+const MAX_STREAMING: usize = 16;
+/// How long the body of a call may take.
+const BODY_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// What the calls of a connection share.
+pub(super) struct CallContext<S> {
+    pub(super) worker: Rc<ServiceWorker<S>>,
+    pub(super) peer: IpAddr,
+    /// Turns true when the service stops.
+    pub(super) stop: watch::Receiver<bool>,
+    /// The health checks and reflection calls in progress.
+    pub(super) streaming: Cell<usize>,
+}
+
+/// Serves a call.
+pub(super) async fn serve<S: Store + 'static>(
+    context: Rc<CallContext<S>>,
+    request: Request<RecvStream>,
+    mut respond: SendResponse<Bytes>,
+) {
+    let (parts, body) = request.into_parts();
+    if let Err(status) = check_head(&parts) {
+        let mut response = Response::new(());
+        *response.status_mut() = status;
+        // The client has gone if this fails, here and below.
+        let _ = respond.send_response(response, true);
+        return;
+    }
+    let mut messages = MessageReader::new(body);
+    let path = parts.uri.path();
+    if path == SHOULD_RATE_LIMIT {
+        let reply = should_rate_limit(&context, &parts, &mut messages).await;
+        send_reply(&mut respond, reply);
+        return;
+    }
+    // Boxed, so that the future of a rate limit call is small.
+    Box::pin(serve_other(&context, &parts, messages, &mut respond)).await;
+}
+
+/// Serves health checks, which need no token, and reflection.
+async fn serve_other<S: Store + 'static>(
+    context: &CallContext<S>,
+    parts: &Parts,
+    mut messages: MessageReader,
+    respond: &mut SendResponse<Bytes>,
+) {
+    let open = context.streaming.get();
+    if open >= MAX_STREAMING {
+        let error = GrpcError::new(GrpcCode::ResourceExhausted, "too many calls at once on this connection");
+        return send_reply(respond, Err(error));
+    }
+    context.streaming.set(open + 1);
+    let _open = StreamingGuard(&context.streaming);
+    let served = match parts.uri.path() {
+        health::CHECK => {
+            let reply = single(&mut messages).await.and_then(health::check);
+            return send_reply(respond, reply.map(|reply| frame::encode(&reply)));
+        }
+        health::WATCH => match single(&mut messages).await {
+            Ok(request) => health::watch(request, respond, context.stop.clone()).await,
+            Err(error) => Err(error),
+        },
+        path if reflection::is_served(path) => match authorize(&context.worker, &parts.headers) {
+            Ok(()) => reflection::serve(messages, respond).await,
+            Err(error) => Err(error),
+        },
+        path => {
+            let message = format!("unknown method {path}");
+            Err(GrpcError::new(GrpcCode::Unimplemented, message))
+        }
+    };
+    if let Err(error) = served {
+        let _ = respond.send_response(error.response(), true);
+    }
+}
+
+/// Counts a call until it is dropped.
+struct StreamingGuard<'c>(&'c Cell<usize>);
+
+impl Drop for StreamingGuard<'_> {
+    fn drop(&mut self) {
+        self.0.set(self.0.get().saturating_sub(1));
+    }
+}
+
+/// Checks what makes a request a gRPC call.
+fn check_head(parts: &Parts) -> Result<(), StatusCode> {
+    if parts.method != Method::POST {
+        return Err(StatusCode::METHOD_NOT_ALLOWED);
+    }
+    let is_grpc = |value: &HeaderValue| {
+        let rest = value.as_bytes().strip_prefix(b"application/grpc");
+        rest.is_some_and(|rest| rest.is_empty() || rest == b"+proto" || rest.starts_with(b";"))
+    };
+    match parts.headers.get(CONTENT_TYPE) {
+        Some(value) if is_grpc(value) => Ok(()),
+        _ => Err(StatusCode::UNSUPPORTED_MEDIA_TYPE),
+    }
+}
+
+/// Checks the token, if one is required.
+fn authorize<S: Store + 'static>(worker: &ServiceWorker<S>, headers: &HeaderMap) -> Result<(), GrpcError> {
+    let policy = worker.policy();
+    let plan = &policy.active.matcher.plan().service;
+    if !auth::needs_token(plan, Protocol::Grpc) {
+        return Ok(());
+    }
+    let given = headers.get(AUTHORIZATION).and_then(|value| {
+        let (scheme, token) = value.as_bytes().split_at_checked(7)?;
+        scheme.eq_ignore_ascii_case(b"bearer ").then_some(token)
+    });
+    if auth::is_authorized(plan, Protocol::Grpc, given) {
+        return Ok(());
+    }
+    let message = "missing or invalid token; send it as `authorization: Bearer TOKEN`";
+    Err(GrpcError::new(GrpcCode::Unauthenticated, message))
+}
+
+/// The only message of a call, within [`BODY_TIMEOUT`].
+async fn single<M: Message + Default>(messages: &mut MessageReader) -> Result<M, GrpcError> {
+    let mut reading = pin!(messages.single());
+    // A message that has arrived needs no timer.
+    let message = match poll_fn(|context| Poll::Ready(reading.as_mut().poll(context))).await {
+        Poll::Ready(message) => message,
+        Poll::Pending => tokio::time::timeout(BODY_TIMEOUT, reading).await.unwrap_or_else(|_| {
+            Err(GrpcError::new(GrpcCode::DeadlineExceeded, "the message did not arrive in time"))
+        }),
+    };
+    frame::decode(message?)
+}
+
+/// Decides a rate limit call and records it.
+async fn should_rate_limit<S: Store + 'static>(
+    context: &CallContext<S>,
+    parts: &Parts,
+    messages: &mut MessageReader,
+) -> Result<Bytes, GrpcError> {
+    let worker = &*context.worker;
+    let mut record = worker.recorder(Protocol::Grpc).start();
+    record.join_trace(|| parts.headers.get_all(PARENT).iter().map(HeaderValue::as_bytes));
+    // The time that the client waits counts from the arrival of the call.
+    let deadline = match parts.headers.contains_key(TIMEOUT) {
+        true => Deadline::from_headers(&parts.headers, worker.now()),
+        false => None,
+    };
+    let decided = async {
+        authorize(worker, &parts.headers)?;
+        let request: RateLimitRequest = single(messages).await?;
+        record.describe(|| summarize(parts, &request, context.peer));
+        rate_limit::decide(worker, &request, (context.peer, deadline), &mut record).await
+    };
+    match decided.await {
+        Ok(response) => {
+            let is_over = response.overall_code == ResponseCode::OverLimit as i32;
+            let reply = frame::encode(&response);
+            let length = u64::try_from(reply.len()).ok();
+            record.set_response(if is_over { 429 } else { 200 }, length);
+            Ok(reply)
+        }
+        Err(error) => {
+            record.set_response(error.http_status(), Some(0));
+            Err(error)
+        }
+    }
+}
+
+/// Decides an encoded message; `None` if the call fails.
+pub(crate) async fn decide_encoded<S: Store + 'static>(
+    worker: &ServiceWorker<S>,
+    message: &[u8],
+) -> Option<Vec<u8>> {
+    let request: RateLimitRequest = frame::decode(Bytes::copy_from_slice(message)).ok()?;
+    let mut record = worker.recorder(Protocol::Grpc).start();
+    let peer = (IpAddr::from([127, 0, 0, 1]), None);
+    let response = rate_limit::decide(worker, &request, peer, &mut record).await.ok()?;
+    // The path in logs must be made of any keys.
+    debug_assert!(rate_limit::path(&request).len() <= 1024);
+    Some(response.encode_to_vec())
+}
+
+/// The call in logs and traces: its domain and the keys of its descriptors, without their values.
+fn summarize(parts: &Parts, request: &RateLimitRequest, peer: IpAddr) -> RequestSummary {
+    let host = parts.uri.authority().map(ToString::to_string).unwrap_or_default();
+    let path = rate_limit::path(request);
+    RequestSummary { method: "POST".to_owned(), host, path, peer, version: "HTTP/2.0", bytes: None }
+}
+
+/// Sends the reply to a unary call.
+fn send_reply(respond: &mut SendResponse<Bytes>, reply: Result<Bytes, GrpcError>) {
+    let _ = match reply {
+        Ok(message) => begin_reply(respond).and_then(|mut stream| {
+            stream.send_data(message, false)?;
+            stream.send_trailers(ok_trailers())
+        }),
+        Err(error) => respond.send_response(error.response(), true).map(drop),
+    };
+}
+
+/// Sends the head of a reply that has messages.
+pub(super) fn begin_reply(respond: &mut SendResponse<Bytes>) -> Result<SendStream<Bytes>, h2::Error> {
+    let mut response = Response::new(());
+    response.headers_mut().insert(CONTENT_TYPE, GRPC);
+    respond.send_response(response, false)
+}

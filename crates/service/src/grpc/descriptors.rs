@@ -1,0 +1,308 @@
+//! Decides the descriptors of a domain of an Envoy configuration. All descriptors of a call are one decision: a hit that one
+//! of them rejects is charged to none.
+
+use std::ops::Range;
+
+use smallvec::SmallVec;
+use tidegate_core::{Check, Cost, CounterKey, Decision, Outcome, Role, RuleId, Timestamp};
+use tidegate_policy::{DescriptorLimit, EnvoyDomain, EnvoyRate, RateUnit};
+use tidegate_store::Store;
+use tidegate_telemetry::{DecisionKind, RequestRecord};
+
+use super::envoy_limits::ServedEnvoyLimits;
+use super::message::{
+    CurrentLimit, DescriptorStatus, LimitOverride, RateLimitDescriptor, RateLimitRequest, RateLimitResponse,
+    ResponseCode, ResponseUnit,
+};
+use super::response::{ResponseBuilder, blocked_report};
+use super::status::{GrpcCode, GrpcError};
+use crate::worker::ServiceWorker;
+
+/// The rule of limits that requests carry. No configured descriptor has this label: all of them contain a slash.
+const CARRIED: RuleId = RuleId::named("envoy:override");
+/// The name of such a limit in response headers and logs.
+const CARRIED_NAME: &str = "override";
+
+/// Decides a call in `domain`.
+pub(super) async fn decide<S: Store + 'static>(
+    worker: &ServiceWorker<S>,
+    request: &RateLimitRequest,
+    (domain, envoy): (&EnvoyDomain, &ServedEnvoyLimits),
+    (now, record): (Timestamp, &mut RequestRecord<'_>),
+) -> Result<RateLimitResponse, GrpcError> {
+    let mut keys = Vec::with_capacity(128);
+    let mut found = SmallVec::<[FoundDescriptor<'_>; 4]>::new();
+    for descriptor in &request.descriptors {
+        found.push(FoundDescriptor::find(domain, request, descriptor, &mut keys)?);
+    }
+    drop_replaced(&mut found);
+    separate_carried(&mut found, &mut keys);
+    let checks: SmallVec<[Check<'_>; 4]> = found.iter().filter_map(|found| found.check(&keys)).collect();
+    let decision = if checks.is_empty() {
+        Ok(Decision::of_none(now))
+    } else if found.iter().any(FoundDescriptor::is_blocked) {
+        // The call is rejected in any case, so nothing may be charged.
+        worker.limiter.store().peek(&checks, now).await
+    } else {
+        worker.limiter.check_limits(&checks, now).await
+    };
+    let decision = match decision {
+        Ok(decision) => Some(decision),
+        // Limits in shadow mode never reject.
+        Err(_) if found.iter().all(|found| found.role() == Role::Advisory) => None,
+        Err(_) => {
+            record.finish_decision(DecisionKind::StoreFailed);
+            return Err(GrpcError::new(GrpcCode::Unavailable, "the store of the counters is unavailable"));
+        }
+    };
+    drop(checks);
+    Ok(respond(worker, (&found, &keys), decision.as_ref(), (now, envoy, record)))
+}
+
+/// A descriptor of the call with its limit.
+struct FoundDescriptor<'d> {
+    limit: FoundLimit<'d>,
+    /// The bytes of its client within the keys of the call.
+    client: Range<usize>,
+    cost: Cost,
+}
+
+enum FoundLimit<'d> {
+    None,
+    Configured(&'d DescriptorLimit),
+    /// A limit that the request carries.
+    Carried(Box<EnvoyRate>),
+}
+
+impl<'d> FoundDescriptor<'d> {
+    fn find(
+        domain: &'d EnvoyDomain,
+        request: &RateLimitRequest,
+        descriptor: &RateLimitDescriptor,
+        keys: &mut Vec<u8>,
+    ) -> Result<Self, GrpcError> {
+        let start = keys.len();
+        let entries = descriptor.entries.iter().map(|entry| (entry.key.as_str(), entry.value.as_str()));
+        let limit = match descriptor.limit {
+            Some(carried) => {
+                append(keys, &request.domain);
+                for (key, value) in entries {
+                    append(keys, key);
+                    append(keys, value);
+                }
+                FoundLimit::Carried(Box::new(carried_rate(carried)?))
+            }
+            None => match domain.find(entries, keys) {
+                Some(limit) => FoundLimit::Configured(limit),
+                None => FoundLimit::None,
+            },
+        };
+        let hits = descriptor.hits_addend.unwrap_or_else(|| u64::from(request.hits_addend.max(1)));
+        Ok(Self { limit, client: start..keys.len(), cost: Cost::new(hits) })
+    }
+
+    fn rate(&self) -> Option<&EnvoyRate> {
+        match &self.limit {
+            FoundLimit::None => None,
+            FoundLimit::Configured(limit) => limit.rate.as_ref(),
+            FoundLimit::Carried(rate) => Some(rate),
+        }
+    }
+
+    fn configured(&self) -> Option<&'d DescriptorLimit> {
+        match self.limit {
+            FoundLimit::Configured(limit) => Some(limit),
+            FoundLimit::None | FoundLimit::Carried(_) => None,
+        }
+    }
+
+    fn rule(&self) -> RuleId {
+        self.configured().map_or(CARRIED, |limit| limit.rule)
+    }
+
+    fn role(&self) -> Role {
+        if self.configured().is_some_and(|limit| limit.is_shadow) { Role::Advisory } else { Role::Binding }
+    }
+
+    /// Whether its limit admits no request at all and this one is not a peek.
+    fn exceeds_zero(&self) -> bool {
+        self.cost != Cost::ZERO && self.rate().is_some_and(|rate| rate.limit.is_none())
+    }
+
+    /// Whether it rejects the call, whatever the counters are.
+    fn is_blocked(&self) -> bool {
+        self.exceeds_zero() && self.role() == Role::Binding
+    }
+
+    fn check<'c>(&'c self, keys: &'c [u8]) -> Option<Check<'c>> {
+        let (limit, _) = self.rate()?.limit.as_ref()?;
+        let client = keys.get(self.client.clone()).unwrap_or_default();
+        Some(Check::new(CounterKey::new(self.rule(), client), limit).cost(self.cost).role(self.role()))
+    }
+}
+
+/// Drops the limits that other limits of the call replace.
+fn drop_replaced(found: &mut [FoundDescriptor<'_>]) {
+    let replacing: SmallVec<[&str; 4]> = found
+        .iter()
+        .filter_map(FoundDescriptor::configured)
+        .flat_map(|limit| limit.replaces.iter().map(String::as_str))
+        .collect();
+    if replacing.is_empty() {
+        return;
+    }
+    for found in found {
+        let name = found.configured().and_then(|limit| limit.name.as_deref());
+        if name.is_some_and(|name| replacing.contains(&name)) {
+            found.limit = FoundLimit::None;
+        }
+    }
+}
+
+/// Gives the carried limits of equal descriptors separate counters: a decision has one limit for each counter.
+fn separate_carried(found: &mut [FoundDescriptor<'_>], keys: &mut Vec<u8>) {
+    let fingerprint = |found: &FoundDescriptor<'_>| match &found.limit {
+        FoundLimit::Carried(rate) => rate.limit.map(|(limit, _)| limit.fingerprint()),
+        _ => None,
+    };
+    for position in 1..found.len() {
+        let (earlier, later) = found.split_at_mut(position);
+        let Some(current) = later.first_mut() else { continue };
+        let Some(own) = fingerprint(current) else { continue };
+        let is_ambiguous = earlier.iter().any(|other| {
+            fingerprint(other).is_some_and(|other| other != own)
+                && keys.get(other.client.clone()) == keys.get(current.client.clone())
+        });
+        if is_ambiguous {
+            let start = keys.len();
+            keys.extend_from_within(current.client.clone());
+            keys.extend_from_slice(&own.to_be_bytes());
+            current.client = start..keys.len();
+        }
+    }
+}
+
+/// Appends a text with its length, so that no two lists of texts have the same bytes.
+fn append(keys: &mut Vec<u8>, text: &str) {
+    keys.extend_from_slice(&u32::try_from(text.len()).unwrap_or(u32::MAX).to_be_bytes());
+    keys.extend_from_slice(text.as_bytes());
+}
+
+fn carried_rate(LimitOverride { requests_per_unit, unit }: LimitOverride) -> Result<EnvoyRate, GrpcError> {
+    let known = ResponseUnit::try_from(unit).ok().and_then(rate_unit);
+    let unit = known.ok_or_else(|| {
+        GrpcError::invalid(format!("the limit of a descriptor has the unknown unit {unit}"))
+    })?;
+    EnvoyRate::fixed_window(requests_per_unit, unit)
+        .map_err(|error| GrpcError::invalid(format!("invalid limit of a descriptor: {error}")))
+}
+
+fn rate_unit(unit: ResponseUnit) -> Option<RateUnit> {
+    Some(match unit {
+        ResponseUnit::Unknown => return None,
+        ResponseUnit::Second => RateUnit::Second,
+        ResponseUnit::Minute => RateUnit::Minute,
+        ResponseUnit::Hour => RateUnit::Hour,
+        ResponseUnit::Day => RateUnit::Day,
+        ResponseUnit::Week => RateUnit::Week,
+        ResponseUnit::Month => RateUnit::Month,
+        ResponseUnit::Year => RateUnit::Year,
+    })
+}
+
+pub(super) fn response_unit(unit: RateUnit) -> ResponseUnit {
+    match unit {
+        RateUnit::Second => ResponseUnit::Second,
+        RateUnit::Minute => ResponseUnit::Minute,
+        RateUnit::Hour => ResponseUnit::Hour,
+        RateUnit::Day => ResponseUnit::Day,
+        RateUnit::Week => ResponseUnit::Week,
+        RateUnit::Month => ResponseUnit::Month,
+        RateUnit::Year => ResponseUnit::Year,
+    }
+}
+
+/// Writes the response and records the decision. `decision` is `None` if the store failed.
+fn respond<S: Store + 'static>(
+    worker: &ServiceWorker<S>,
+    (found, keys): (&[FoundDescriptor<'_>], &[u8]),
+    decision: Option<&Decision>,
+    (now, envoy, record): (Timestamp, &ServedEnvoyLimits, &mut RequestRecord<'_>),
+) -> RateLimitResponse {
+    let mut outcomes = decision.map_or(&[][..], |decision| &decision.outcomes).iter();
+    let mut response = ResponseBuilder::new(decision.map_or(now, |decision| decision.at), found.len());
+    let mut rejecting = None;
+    for found in found {
+        let has_check = found.rate().is_some_and(|rate| rate.limit.is_some());
+        let outcome = if has_check { outcomes.next() } else { None };
+        let exceeds = found.exceeds_zero() || outcome.is_some_and(|outcome| !outcome.verdict.is_pass());
+        let is_binding = found.role() == Role::Binding;
+        if exceeds && is_binding && rejecting.is_none() {
+            rejecting = Some(found);
+        }
+        if exceeds && !is_binding {
+            record.count_shadow_rejection(&envoy.counted, found.rule());
+        }
+        add_status(&mut response, found, outcome, exceeds && is_binding);
+    }
+    let store_failed = decision.is_none();
+    record.finish_decision(match rejecting {
+        Some(_) => DecisionKind::Rejected,
+        None if store_failed => DecisionKind::StoreFailed,
+        None => DecisionKind::Admitted,
+    });
+    if let Some(rejecting) = rejecting {
+        // Values of descriptors are not shown in metrics: all clients of a descriptor are counted together.
+        record.set_rejected(&envoy.counted, rejecting.rule(), b"");
+        let client = keys.get(rejecting.client.clone()).unwrap_or_default();
+        // A limit of zero never admits, so that no time to retry is true.
+        let is_never = found.iter().any(FoundDescriptor::is_blocked);
+        response.set_retry_after(decision.filter(|_| !is_never).map(|decision| decision.verdict), client);
+    }
+    response.finish(worker, record)
+}
+
+fn add_status<'d>(
+    response: &mut ResponseBuilder<'d>,
+    found: &FoundDescriptor<'d>,
+    outcome: Option<&Outcome>,
+    is_over: bool,
+) {
+    let Some(rate) = found.rate() else {
+        // A descriptor that is unlimited by configuration differs from one without a limit.
+        let limit_remaining = if found.configured().is_some() { u32::MAX } else { 0 };
+        return response.add(
+            DescriptorStatus { limit_remaining, ..DescriptorStatus::default() },
+            None,
+            false,
+        );
+    };
+    let configured = found.configured();
+    let announced = configured.map_or(CARRIED_NAME, |limit| limit.announced.as_str());
+    let report = match (&rate.limit, outcome) {
+        (Some((_, quota)), Some(outcome)) => Some(quota.report(announced, outcome)),
+        (Some(_), None) => None,
+        (None, _) => Some(blocked_report(announced, rate.window)),
+    };
+    // Another limit than the configured one is an override of the operator.
+    let own = rate.limit.map(|(limit, _)| limit.capacity());
+    let applied = outcome.map(|outcome| outcome.limit).filter(|applied| Some(*applied) != own);
+    let requests_per_unit = match applied {
+        Some(applied) => u32::try_from(applied).unwrap_or(u32::MAX),
+        None => rate.requests_per_unit,
+    };
+    let current_limit = CurrentLimit {
+        requests_per_unit,
+        unit: response_unit(rate.unit).into(),
+        name: configured.and_then(|limit| limit.name.clone()).unwrap_or_default(),
+    };
+    let status = DescriptorStatus {
+        code: ResponseCode::Unknown.into(),
+        current_limit: Some(current_limit),
+        limit_remaining: outcome.map_or(0, |outcome| u32::try_from(outcome.remaining).unwrap_or(u32::MAX)),
+        duration_until_reset: None,
+    };
+    // Limits in shadow mode are not reported in headers.
+    let is_announced = found.role() == Role::Binding;
+    response.add_limit(status, report, (is_over, is_announced));
+}

@@ -1,0 +1,141 @@
+//! Messages within the body of a call: a flag, the length in four bytes, the message.
+
+use bytes::{Buf, BufMut, Bytes, BytesMut};
+use h2::RecvStream;
+use prost::Message;
+
+use super::status::{GrpcCode, GrpcError};
+
+/// The largest message that is accepted, in bytes. A request of Envoy has a few hundred.
+pub(super) const MAX_MESSAGE: usize = 64 << 10;
+/// The flag and the length before each message.
+const PREFIX: usize = 5;
+
+/// The messages of a request body.
+#[derive(Debug)]
+pub(super) struct MessageReader {
+    body: RecvStream,
+    buffer: BytesMut,
+}
+
+impl MessageReader {
+    pub(super) fn new(body: RecvStream) -> Self {
+        Self { body, buffer: BytesMut::new() }
+    }
+
+    /// The next message; `None` at the end of the body.
+    pub(super) async fn next(&mut self) -> Result<Option<Bytes>, GrpcError> {
+        loop {
+            if let Some(message) = take_message(&mut self.buffer)? {
+                return Ok(Some(message));
+            }
+            let Some(data) = self.data().await? else {
+                return if self.buffer.is_empty() { Ok(None) } else { Err(incomplete()) };
+            };
+            self.append(data);
+        }
+    }
+
+    /// The only message of a body.
+    pub(super) async fn single(&mut self) -> Result<Bytes, GrpcError> {
+        let message = self.next().await?.ok_or_else(incomplete)?;
+        // Waiting for the end of the body avoids a reset of the stream, which some clients report as an error.
+        let mut has_more = !self.buffer.is_empty();
+        while let Some(data) = self.data().await? {
+            has_more |= !data.is_empty();
+            if has_more {
+                break;
+            }
+        }
+        if has_more {
+            return Err(GrpcError::new(GrpcCode::Internal, "the call has more than one message"));
+        }
+        Ok(message)
+    }
+
+    async fn data(&mut self) -> Result<Option<Bytes>, GrpcError> {
+        if self.body.is_end_stream() {
+            return Ok(None);
+        }
+        let Some(data) = self.body.data().await else { return Ok(None) };
+        let data = data.map_err(|_| incomplete())?;
+        // The buffer holds at most one message, so the window can be opened at once.
+        let _ = self.body.flow_control().release_capacity(data.len());
+        Ok(Some(data))
+    }
+
+    fn append(&mut self, data: Bytes) {
+        if self.buffer.is_empty() {
+            // A whole message usually arrives in one frame, whose memory is then used without a copy.
+            self.buffer = data.try_into_mut().unwrap_or_else(|data| BytesMut::from(&*data));
+        } else {
+            self.buffer.extend_from_slice(&data);
+        }
+    }
+}
+
+fn incomplete() -> GrpcError {
+    GrpcError::new(GrpcCode::Internal, "the body ends within a message")
+}
+
+/// Takes a message from the start of `buffer`; `None` if it is not complete. Fails as soon as the prefix shows that the
+/// message is not acceptable.
+fn take_message(buffer: &mut BytesMut) -> Result<Option<Bytes>, GrpcError> {
+    let Some((&[flag, ref length @ ..], _)) = buffer.split_first_chunk::<PREFIX>() else { return Ok(None) };
+    if flag != 0 {
+        return Err(GrpcError::new(GrpcCode::Unimplemented, "compressed messages are not supported"));
+    }
+    let length = usize::try_from(u32::from_be_bytes(*length)).unwrap_or(usize::MAX);
+    if length > MAX_MESSAGE {
+        let message = format!("the message has {length} bytes; at most {MAX_MESSAGE} are allowed");
+        return Err(GrpcError::new(GrpcCode::ResourceExhausted, message));
+    }
+    if buffer.len() < PREFIX + length {
+        return Ok(None);
+    }
+    buffer.advance(PREFIX);
+    Ok(Some(buffer.split_to(length).freeze()))
+}
+
+/// Writes `message` with its prefix.
+pub(super) fn encode(message: &impl Message) -> Bytes {
+    let length = message.encoded_len();
+    let mut buffer = BytesMut::with_capacity(PREFIX + length);
+    buffer.put_u8(0);
+    // A response is far shorter than 4 GiB: requests are limited.
+    buffer.put_u32(u32::try_from(length).unwrap_or(u32::MAX));
+    // The buffer has room for the message.
+    let _ = message.encode(&mut buffer);
+    buffer.freeze()
+}
+
+/// Reads `message`.
+pub(super) fn decode<M: Message + Default>(message: Bytes) -> Result<M, GrpcError> {
+    M::decode(message)
+        .map_err(|error| GrpcError::new(GrpcCode::Internal, format!("invalid message: {error}")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn message_in_parts_is_taken_when_it_is_complete() {
+        let mut buffer = BytesMut::new();
+        for byte in [0, 0, 0, 0, 2, 7] {
+            buffer.put_u8(byte);
+            assert_eq!(take_message(&mut buffer), Ok(None));
+        }
+        buffer.extend_from_slice(&[8, 0]);
+        assert_eq!(take_message(&mut buffer), Ok(Some(Bytes::from_static(&[7, 8]))));
+        assert_eq!(&buffer[..], [0]);
+    }
+
+    #[test]
+    fn message_compressed_or_too_large_is_rejected_by_its_prefix() {
+        let code = |bytes: &[u8]| take_message(&mut BytesMut::from(bytes)).map_err(|error| error.code);
+        assert_eq!(code(&[1, 0, 0, 0, 0]), Err(GrpcCode::Unimplemented));
+        assert_eq!(code(&[0, 0, 1, 0, 1]), Err(GrpcCode::ResourceExhausted));
+        assert_eq!(code(&[0, 0, 1, 0, 0]), Ok(None));
+    }
+}

@@ -1,0 +1,283 @@
+//! `POST /json`: a rate limit call over HTTP, in the JSON format of protobuf, as the reference server has it.
+
+use std::net::IpAddr;
+
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+use tidegate_store::Store;
+use tidegate_telemetry::RequestRecord;
+
+use super::message::{
+    DescriptorEntry, LimitOverride, RateLimitDescriptor, RateLimitRequest, RateLimitResponse, ResponseCode,
+    ResponseUnit,
+};
+use super::rate_limit;
+use super::status::GrpcCode;
+use crate::worker::ServiceWorker;
+
+/// Decides the call in `body`. Returns the status and the JSON body: 200, 429 if a descriptor is over its limit, 400 for a
+/// call that is invalid, 500 if it cannot be decided.
+pub(crate) async fn handle<S: Store + 'static>(
+    worker: &ServiceWorker<S>,
+    peer: IpAddr,
+    body: &[u8],
+    record: &mut RequestRecord<'_>,
+) -> (u16, String) {
+    let request = match parse(body) {
+        Ok(request) => request,
+        Err(error) => return (400, error_json(&error.to_string())),
+    };
+    match rate_limit::decide(worker, &request, (peer, None), record).await {
+        Ok(response) => {
+            let is_over = response.overall_code == ResponseCode::OverLimit as i32;
+            (if is_over { 429 } else { 200 }, response_json(&response))
+        }
+        Err(error) if error.code == GrpcCode::Unavailable => (500, error_json(&error.message)),
+        Err(error) => (400, error_json(&error.message)),
+    }
+}
+
+fn error_json(message: &str) -> String {
+    serde_json::json!({ "error": message }).to_string()
+}
+
+/// Parses a request. Unknown fields are errors, as in the reference server.
+fn parse(body: &[u8]) -> Result<RateLimitRequest, serde_json::Error> {
+    // serde would also read a list as the fields of the request.
+    if !body.trim_ascii_start().starts_with(b"{") {
+        return Err(serde::de::Error::custom("expected an object"));
+    }
+    serde_json::from_slice::<JsonRequest>(body).map(RateLimitRequest::from)
+}
+
+/// Protobuf writes names in camel case and also reads those of the message definition.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "camelCase")]
+struct JsonRequest {
+    #[serde(default)]
+    domain: String,
+    #[serde(default)]
+    descriptors: Vec<JsonDescriptor>,
+    #[serde(default, alias = "hits_addend")]
+    hits_addend: Option<JsonNumber>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "camelCase")]
+struct JsonDescriptor {
+    #[serde(default)]
+    entries: Vec<JsonEntry>,
+    #[serde(default)]
+    limit: Option<JsonOverride>,
+    #[serde(default, alias = "hits_addend")]
+    hits_addend: Option<JsonNumber>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct JsonEntry {
+    #[serde(default)]
+    key: String,
+    #[serde(default)]
+    value: String,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "camelCase")]
+struct JsonOverride {
+    #[serde(default, alias = "requests_per_unit")]
+    requests_per_unit: Option<JsonNumber>,
+    #[serde(default)]
+    unit: JsonUnit,
+}
+
+/// A number, which may be a string: protobuf writes 64-bit numbers as strings.
+#[derive(Clone, Copy, Deserialize)]
+#[serde(try_from = "Value")]
+struct JsonNumber(u64);
+
+impl TryFrom<Value> for JsonNumber {
+    type Error = &'static str;
+
+    fn try_from(value: Value) -> Result<Self, Self::Error> {
+        let number = match &value {
+            Value::Number(number) => number.as_u64(),
+            Value::String(text) => text.parse().ok(),
+            _ => None,
+        };
+        number.map(Self).ok_or("expected a whole number that is not negative")
+    }
+}
+
+/// A unit by name or number.
+#[derive(Clone, Copy, Default, Deserialize)]
+#[serde(try_from = "Value")]
+struct JsonUnit(i32);
+
+impl TryFrom<Value> for JsonUnit {
+    type Error = &'static str;
+
+    fn try_from(value: Value) -> Result<Self, Self::Error> {
+        let unit = match &value {
+            Value::Number(number) => number.as_i64().and_then(|number| i32::try_from(number).ok()),
+            Value::String(name) => {
+                let position = ResponseUnit::NAMES.iter().position(|known| known == name);
+                position.and_then(|position| i32::try_from(position).ok())
+            }
+            _ => None,
+        };
+        unit.map(Self).ok_or("expected a unit such as MINUTE")
+    }
+}
+
+impl From<JsonRequest> for RateLimitRequest {
+    fn from(JsonRequest { domain, descriptors, hits_addend }: JsonRequest) -> Self {
+        let descriptors = descriptors.into_iter().map(RateLimitDescriptor::from).collect();
+        Self { domain, descriptors, hits_addend: narrow(hits_addend) }
+    }
+}
+
+impl From<JsonDescriptor> for RateLimitDescriptor {
+    fn from(JsonDescriptor { entries, limit, hits_addend }: JsonDescriptor) -> Self {
+        let entries = entries.into_iter().map(|JsonEntry { key, value }| DescriptorEntry { key, value });
+        let limit = limit.map(|JsonOverride { requests_per_unit, unit }| LimitOverride {
+            requests_per_unit: narrow(requests_per_unit),
+            unit: unit.0,
+        });
+        Self { entries: entries.collect(), limit, hits_addend: hits_addend.map(|JsonNumber(hits)| hits) }
+    }
+}
+
+fn narrow(number: Option<JsonNumber>) -> u32 {
+    number.map_or(0, |JsonNumber(number)| u32::try_from(number).unwrap_or(u32::MAX))
+}
+
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct JsonResponse<'r> {
+    overall_code: &'static str,
+    statuses: Vec<JsonStatus<'r>>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    response_headers_to_add: Vec<JsonHeader<'r>>,
+}
+
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct JsonStatus<'r> {
+    code: &'static str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    current_limit: Option<JsonLimit<'r>>,
+    /// Protobuf leaves out zero.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    limit_remaining: Option<u32>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    duration_until_reset: Option<String>,
+}
+
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct JsonLimit<'r> {
+    #[serde(skip_serializing_if = "str::is_empty")]
+    name: &'r str,
+    requests_per_unit: u32,
+    unit: &'static str,
+}
+
+#[derive(Serialize)]
+struct JsonHeader<'r> {
+    key: &'r str,
+    value: &'r str,
+}
+
+fn response_json(response: &RateLimitResponse) -> String {
+    let statuses = response.statuses.iter().map(|status| JsonStatus {
+        code: code_name(status.code()),
+        current_limit: status.current_limit.as_ref().map(|limit| JsonLimit {
+            name: &limit.name,
+            requests_per_unit: limit.requests_per_unit,
+            unit: unit_name(limit.unit),
+        }),
+        limit_remaining: Some(status.limit_remaining).filter(|remaining| *remaining > 0),
+        duration_until_reset: status.duration_until_reset.map(|duration| format!("{}s", duration.seconds)),
+    });
+    let headers = &response.response_headers_to_add;
+    let json = JsonResponse {
+        overall_code: code_name(response.overall_code()),
+        statuses: statuses.collect(),
+        response_headers_to_add: headers
+            .iter()
+            .map(|header| JsonHeader { key: &header.key, value: &header.value })
+            .collect(),
+    };
+    // Such a value can always be written.
+    serde_json::to_string(&json).unwrap_or_default()
+}
+
+fn unit_name(unit: i32) -> &'static str {
+    let [unknown, ..] = ResponseUnit::NAMES;
+    usize::try_from(unit).ok().and_then(|unit| ResponseUnit::NAMES.get(unit)).copied().unwrap_or(unknown)
+}
+
+fn code_name(code: ResponseCode) -> &'static str {
+    match code {
+        ResponseCode::Unknown => "UNKNOWN",
+        ResponseCode::Ok => "OK",
+        ResponseCode::OverLimit => "OVER_LIMIT",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use prost_types::Duration;
+
+    use super::super::message::{AddedHeader, CurrentLimit, DescriptorStatus};
+    use super::*;
+
+    #[test]
+    fn json_request_is_read_with_names_in_both_styles() {
+        for hits in ["\"hitsAddend\": \"2\"", "\"hits_addend\": 2"] {
+            let text = format!(
+                r#"{{"domain": "d", {hits}, "descriptors": [{{"entries": [{{"key": "k", "value": "v"}}],
+                    "limit": {{"requestsPerUnit": 5, "unit": "WEEK"}}, {hits}}}]}}"#
+            );
+            let request = parse(text.as_bytes()).expect("a request");
+            assert_eq!((request.domain.as_str(), request.hits_addend), ("d", 2));
+            let [descriptor] = request.descriptors.as_slice() else { panic!("one descriptor") };
+            assert_eq!(descriptor.hits_addend, Some(2));
+            assert_eq!(descriptor.limit, Some(LimitOverride { requests_per_unit: 5, unit: 7 }));
+            assert_eq!(descriptor.entries[0].value, "v");
+        }
+    }
+
+    #[test]
+    fn json_request_with_unknown_field_or_invalid_value_is_rejected() {
+        for text in [
+            "",
+            "[]",
+            r#"{"domains": "d"}"#,
+            r#"{"hitsAddend": -1}"#,
+            r#"{"descriptors": [{"limit": {"unit": "AGE"}}]}"#,
+        ] {
+            assert!(parse(text.as_bytes()).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn json_response_has_the_names_of_protobuf_and_leaves_out_zero() {
+        let limit =
+            CurrentLimit { requests_per_unit: 3, unit: ResponseUnit::Minute.into(), name: String::new() };
+        let over = DescriptorStatus {
+            code: ResponseCode::OverLimit.into(),
+            current_limit: Some(limit),
+            limit_remaining: 0,
+            duration_until_reset: Some(Duration { seconds: 40, nanos: 0 }),
+        };
+        let response = RateLimitResponse {
+            overall_code: ResponseCode::OverLimit.into(),
+            statuses: vec![over],
+            response_headers_to_add: vec![AddedHeader { key: "k".to_owned(), value: "v".to_owned() }],
+        };
+        let expected = r#"{"overallCode":"OVER_LIMIT","statuses":[{"code":"OVER_LIMIT","currentLimit":{"requestsPerUnit":3,"unit":"MINUTE"},"durationUntilReset":"40s"}],"responseHeadersToAdd":[{"key":"k","value":"v"}]}"#;
+        assert_eq!(response_json(&response), expected);
+    }
+}

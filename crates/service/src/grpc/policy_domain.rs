@@ -1,0 +1,193 @@
+//! Decides descriptors that name rules and requests of the policy.
+//!
+//! A descriptor with the entry `rule` is one rule for the client of the entry `client`. Any other descriptor is a request that
+//! is checked like one of the gateway (see `request_facts`). Each descriptor is a decision of its own, in order. If one is
+//! rejected, the charges of those before it are refunded and those after it are not decided.
+
+use std::net::IpAddr;
+
+use tidegate_core::{Cost, Timestamp};
+use tidegate_headers::retry_after_seconds;
+use tidegate_limiter::{
+    AdmittedRuling, FailedRuling, RefundGuard, RejectedRuling, ReportedLimits, RuleCheck, Ruling,
+    RulingReport,
+};
+use tidegate_policy::{RateUnit, Scratch};
+use tidegate_store::Store;
+use tidegate_telemetry::{DecisionKind, RequestRecord};
+
+use super::descriptors::response_unit;
+use super::message::{
+    CurrentLimit, DescriptorStatus, RateLimitDescriptor, RateLimitRequest, RateLimitResponse, ResponseUnit,
+};
+use super::request_facts::RequestDescription;
+use super::response::ResponseBuilder;
+use super::status::{GrpcCode, GrpcError};
+use crate::client;
+use crate::worker::{ServedPolicy, ServiceWorker};
+
+/// Decides a call in the policy's own domain.
+pub(super) async fn decide<S: Store + 'static>(
+    worker: &ServiceWorker<S>,
+    request: &RateLimitRequest,
+    peer: IpAddr,
+    (now, record): (Timestamp, &mut RequestRecord<'_>),
+) -> Result<RateLimitResponse, GrpcError> {
+    let policy = worker.policy();
+    let mut scratches: Vec<Scratch> = request.descriptors.iter().map(|_| Scratch::default()).collect();
+    let mut response = ResponseBuilder::new(now, request.descriptors.len());
+    let mut decided = PolicyDecision { kind: DecisionKind::Exempt, charges: Vec::new() };
+    for (descriptor, scratch) in request.descriptors.iter().zip(&mut scratches) {
+        if matches!(decided.kind, DecisionKind::Rejected | DecisionKind::Banned) {
+            response.add(DescriptorStatus::default(), None, false);
+            continue;
+        }
+        let hits = descriptor.hits_addend.or((request.hits_addend > 0).then_some(request.hits_addend.into()));
+        let ruling = rule(worker, &policy, (descriptor, hits), (peer, now), scratch).await?;
+        decided.add(worker, ruling, (&policy, record), &mut response)?;
+    }
+    let PolicyDecision { kind, charges } = decided;
+    record.finish_decision(kind);
+    if !matches!(kind, DecisionKind::Rejected | DecisionKind::Banned) {
+        charges.into_iter().for_each(RefundGuard::keep);
+    }
+    Ok(response.finish(worker, record))
+}
+
+/// Checks one descriptor.
+async fn rule<'s, S: Store + 'static>(
+    worker: &ServiceWorker<S>,
+    policy: &'s ServedPolicy,
+    (descriptor, hits): (&RateLimitDescriptor, Option<u64>),
+    (peer, now): (IpAddr, Timestamp),
+    scratch: &'s mut Scratch,
+) -> Result<Ruling<'s>, GrpcError> {
+    if descriptor.limit.is_some() {
+        return Err(GrpcError::invalid("the domain `tidegate` does not support limits of descriptors"));
+    }
+    let active = &*policy.active;
+    let Some(named) = NamedRule::read(descriptor)? else {
+        if hits.is_some_and(|hits| hits != 1) {
+            return Err(GrpcError::invalid(
+                "`hits_addend` needs the entry `rule`; the policy sets the cost of a request",
+            ));
+        }
+        let description = RequestDescription::read(&active.matcher, descriptor, peer)?;
+        return Ok(worker.limiter.check(active, &description.facts(), scratch, now).await);
+    };
+    let NamedRule { rule, client } = named;
+    let key = match client {
+        Some(client) => client::counter_key(&active.matcher.plan().identities, client)
+            .map_err(|error| GrpcError::invalid(format!("invalid `client`: {error}")))?,
+        None => Vec::new(),
+    };
+    let check = RuleCheck { rule, client: &key, cost: Cost::new(hits.unwrap_or(1)) };
+    match worker.limiter.check_rule(active, check, scratch, now).await {
+        // A misspelt rule must not admit everything.
+        Ruling::NoRule => Err(GrpcError::new(GrpcCode::NotFound, format!("the policy has no rule `{rule}`"))),
+        ruling => Ok(ruling),
+    }
+}
+
+/// A descriptor that names a rule.
+struct NamedRule<'d> {
+    rule: &'d str,
+    client: Option<&'d str>,
+}
+
+impl<'d> NamedRule<'d> {
+    /// Reads a descriptor; `None` if it does not name a rule.
+    fn read(descriptor: &'d RateLimitDescriptor) -> Result<Option<Self>, GrpcError> {
+        if !descriptor.entries.iter().any(|entry| entry.key == "rule") {
+            return Ok(None);
+        }
+        let (mut rule, mut client) = (None, None);
+        for entry in &descriptor.entries {
+            let target = match entry.key.as_str() {
+                "rule" => &mut rule,
+                "client" => &mut client,
+                key => {
+                    let message = format!("a descriptor with the entry `rule` cannot have the entry `{key}`");
+                    return Err(GrpcError::invalid(message));
+                }
+            };
+            if target.replace(entry.value.as_str()).is_some() {
+                return Err(GrpcError::invalid(format!("the descriptor has two entries `{}`", entry.key)));
+            }
+        }
+        Ok(rule.map(|rule| Self { rule, client }))
+    }
+}
+
+/// The decisions so far.
+struct PolicyDecision<S: Store + 'static> {
+    kind: DecisionKind,
+    charges: Vec<RefundGuard<S>>,
+}
+
+impl<S: Store + 'static> PolicyDecision<S> {
+    fn add<'n>(
+        &mut self,
+        worker: &ServiceWorker<S>,
+        ruling: Ruling<'n>,
+        (policy, record): (&ServedPolicy, &mut RequestRecord<'_>),
+        response: &mut ResponseBuilder<'n>,
+    ) -> Result<(), GrpcError> {
+        let mut shadow = |report: &RulingReport<'_>| {
+            for rule in report.shadow_rejections() {
+                record.count_shadow_rejection(&policy.counted, rule);
+            }
+        };
+        match ruling {
+            // Its concurrency permits are released at once: the end of the request is not known here.
+            Ruling::Admitted(AdmittedRuling { report, .. }) => {
+                shadow(&report);
+                self.kind = DecisionKind::Admitted;
+                self.charges.push(worker.limiter.refund_guard(&report));
+                add_limits(response, &report.limits(), false);
+            }
+            Ruling::Rejected(RejectedRuling { report, rule, retry_after, .. }) => {
+                shadow(&report);
+                self.kind = DecisionKind::Rejected;
+                record.set_rejected(&policy.counted, rule, report.client());
+                let seconds = retry_after.map(|wait| retry_after_seconds(wait, report.client()));
+                response.set_retry_after_seconds(seconds);
+                add_limits(response, &report.limits(), true);
+            }
+            Ruling::Banned => {
+                self.kind = DecisionKind::Banned;
+                response.add(DescriptorStatus::default(), None, true);
+            }
+            Ruling::StoreFailed(FailedRuling { is_binding: true, .. }) => {
+                record.finish_decision(DecisionKind::StoreFailed);
+                let message = "the store of the counters is unavailable";
+                return Err(GrpcError::new(GrpcCode::Unavailable, message));
+            }
+            Ruling::StoreFailed(_) => {
+                self.kind = DecisionKind::StoreFailed;
+                response.add(DescriptorStatus::default(), None, false);
+            }
+            Ruling::Exempt(_) | Ruling::NoRule => response.add(DescriptorStatus::default(), None, false),
+        }
+        Ok(())
+    }
+}
+
+/// Adds the status of a descriptor, which reports the primary one of its limits.
+fn add_limits<'n>(response: &mut ResponseBuilder<'n>, limits: &ReportedLimits<'n>, is_over: bool) {
+    let Some(limit) = limits.primary() else {
+        return response.add(DescriptorStatus::default(), None, is_over);
+    };
+    let unit = RateUnit::ALL.into_iter().find(|unit| Some(unit.span()) == limit.window);
+    let current_limit = CurrentLimit {
+        requests_per_unit: u32::try_from(limit.quota).unwrap_or(u32::MAX),
+        unit: unit.map_or(ResponseUnit::Unknown, response_unit).into(),
+        name: limit.name.to_owned(),
+    };
+    let status = DescriptorStatus {
+        current_limit: Some(current_limit),
+        limit_remaining: u32::try_from(limit.remaining).unwrap_or(u32::MAX),
+        ..DescriptorStatus::default()
+    };
+    response.add(status, Some(*limit), is_over);
+}

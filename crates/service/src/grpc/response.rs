@@ -1,0 +1,126 @@
+//! Builds the response: the statuses in the order of the descriptors, and the headers that Envoy adds.
+
+use prost_types::Duration;
+use smallvec::SmallVec;
+use tidegate_core::{LimitReport, LimitUnit, TimeSpan, Timestamp, Verdict};
+use tidegate_headers::{HeaderWriter, RateLimitHeaders, retry_after_seconds};
+use tidegate_store::Store;
+use tidegate_telemetry::RequestRecord;
+
+use super::message::{AddedHeader, DescriptorStatus, RateLimitResponse, ResponseCode};
+use crate::worker::ServiceWorker;
+
+/// A response that is being built.
+pub(super) struct ResponseBuilder<'n> {
+    at: Timestamp,
+    statuses: Vec<DescriptorStatus>,
+    /// The limits that headers announce.
+    announced: SmallVec<[LimitReport<'n>; 4]>,
+    /// The announced limit that rejects the call.
+    rejecting: Option<usize>,
+    is_over: bool,
+    retry_after: Option<u64>,
+}
+
+impl<'n> ResponseBuilder<'n> {
+    pub(super) fn new(at: Timestamp, descriptors: usize) -> Self {
+        Self {
+            at,
+            statuses: Vec::with_capacity(descriptors),
+            announced: SmallVec::new(),
+            rejecting: None,
+            is_over: false,
+            retry_after: None,
+        }
+    }
+
+    /// Adds the status of a descriptor. Sets its code.
+    pub(super) fn add(&mut self, status: DescriptorStatus, report: Option<LimitReport<'n>>, is_over: bool) {
+        self.add_limit(status, report, (is_over, true));
+    }
+
+    /// Like [`add`](Self::add); headers announce the limit if `is_announced`.
+    pub(super) fn add_limit(
+        &mut self,
+        mut status: DescriptorStatus,
+        report: Option<LimitReport<'n>>,
+        (is_over, is_announced): (bool, bool),
+    ) {
+        status.code = if is_over { ResponseCode::OverLimit } else { ResponseCode::Ok }.into();
+        self.is_over |= is_over;
+        if let Some(report) = report {
+            // Whole seconds, as the reference server sends them: Envoy rounds down, which would be too early.
+            let seconds = i64::try_from(report.announced_reset().as_secs_ceil()).unwrap_or(i64::MAX);
+            status.duration_until_reset = Some(Duration { seconds, nanos: 0 });
+            if is_announced {
+                if is_over && self.rejecting.is_none() {
+                    self.rejecting = Some(self.announced.len());
+                }
+                self.announced.push(report);
+            }
+        }
+        self.statuses.push(status);
+    }
+
+    /// Sets when a rejected client may retry, if that is known.
+    pub(super) fn set_retry_after(&mut self, verdict: Option<Verdict>, client: &[u8]) {
+        if let Some(Verdict::NotUntil { retry_after }) = verdict {
+            self.set_retry_after_seconds(Some(retry_after_seconds(retry_after, client)));
+        }
+    }
+
+    pub(super) fn set_retry_after_seconds(&mut self, seconds: Option<u64>) {
+        self.retry_after = seconds;
+    }
+
+    /// The response with its headers. Records the limit that they report.
+    pub(super) fn finish<S: Store + 'static>(
+        self,
+        worker: &ServiceWorker<S>,
+        record: &mut RequestRecord<'_>,
+    ) -> RateLimitResponse {
+        let response_headers_to_add = self.headers(worker, record);
+        let overall_code = if self.is_over { ResponseCode::OverLimit } else { ResponseCode::Ok }.into();
+        RateLimitResponse { overall_code, statuses: self.statuses, response_headers_to_add }
+    }
+
+    fn headers<S: Store + 'static>(
+        &self,
+        worker: &ServiceWorker<S>,
+        record: &mut RequestRecord<'_>,
+    ) -> Vec<AddedHeader> {
+        let tightest = || (0..self.announced.len()).min_by_key(|index| self.announced[*index].remaining);
+        let primary = self.rejecting.or_else(tightest).and_then(|index| self.announced.get(index));
+        let Some(primary) = primary else { return Vec::new() };
+        record.set_limit(primary.name, primary.quota, primary.remaining);
+        let policy = worker.policy();
+        let styles = &policy.active.matcher.plan().headers;
+        let mut headers = RateLimitHeaders::default();
+        let cache = &mut worker.grpc.header_values.borrow_mut();
+        let mut writer = HeaderWriter { styles, cache };
+        writer.write_limits(&mut headers, self.at, primary, &self.announced);
+        if let Some(seconds) = self.retry_after {
+            headers.push_retry_after(seconds);
+            writer.write_retry_after(&mut headers, seconds);
+        }
+        let added = headers.iter().map(|(name, value)| AddedHeader {
+            key: name.as_str().to_owned(),
+            // These values are ASCII.
+            value: value.to_str().unwrap_or_default().to_owned(),
+        });
+        added.collect()
+    }
+}
+
+/// The report of a limit that admits no request.
+pub(super) fn blocked_report(name: &str, window: TimeSpan) -> LimitReport<'_> {
+    LimitReport {
+        name,
+        quota: 0,
+        window: Some(window),
+        remaining: 0,
+        reset_after: TimeSpan::ZERO,
+        retry_after: None,
+        unit: LimitUnit::Requests,
+    }
+}

@@ -1,0 +1,103 @@
+//! gRPC statuses.
+
+use std::borrow::Cow;
+
+use http::header::{CONTENT_TYPE, HeaderName, HeaderValue};
+use http::{HeaderMap, Response};
+
+pub(super) const GRPC: HeaderValue = HeaderValue::from_static("application/grpc");
+const STATUS: HeaderName = HeaderName::from_static("grpc-status");
+const MESSAGE: HeaderName = HeaderName::from_static("grpc-message");
+
+/// The status code of a failed call.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum GrpcCode {
+    Unknown = 2,
+    InvalidArgument = 3,
+    DeadlineExceeded = 4,
+    NotFound = 5,
+    ResourceExhausted = 8,
+    Unimplemented = 12,
+    Internal = 13,
+    Unavailable = 14,
+    Unauthenticated = 16,
+}
+
+/// Why a call failed.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{message}")]
+pub(crate) struct GrpcError {
+    pub(crate) code: GrpcCode,
+    pub(crate) message: Cow<'static, str>,
+}
+
+impl GrpcError {
+    pub(crate) fn new(code: GrpcCode, message: impl Into<Cow<'static, str>>) -> Self {
+        Self { code, message: message.into() }
+    }
+
+    pub(crate) fn invalid(message: impl Into<Cow<'static, str>>) -> Self {
+        Self::new(GrpcCode::InvalidArgument, message)
+    }
+
+    /// The HTTP status with which metrics and logs record the call.
+    pub(crate) fn http_status(&self) -> u16 {
+        match self.code {
+            GrpcCode::Unknown | GrpcCode::InvalidArgument | GrpcCode::Internal => 400,
+            GrpcCode::Unauthenticated => 401,
+            GrpcCode::NotFound => 404,
+            GrpcCode::ResourceExhausted => 413,
+            GrpcCode::Unimplemented => 501,
+            GrpcCode::Unavailable => 503,
+            GrpcCode::DeadlineExceeded => 504,
+        }
+    }
+
+    /// Its trailers.
+    pub(super) fn trailers(&self) -> HeaderMap {
+        let mut trailers = HeaderMap::with_capacity(2);
+        trailers.insert(STATUS, HeaderValue::from(self.code as u16));
+        trailers.insert(MESSAGE, percent_encoded(&self.message));
+        trailers
+    }
+
+    /// A response of trailers only.
+    pub(super) fn response(&self) -> Response<()> {
+        let mut response = Response::new(());
+        *response.headers_mut() = self.trailers();
+        response.headers_mut().insert(CONTENT_TYPE, GRPC);
+        response
+    }
+}
+
+/// The trailers of a call that succeeded.
+pub(super) fn ok_trailers() -> HeaderMap {
+    let mut trailers = HeaderMap::with_capacity(1);
+    trailers.insert(STATUS, HeaderValue::from_static("0"));
+    trailers
+}
+
+/// Encodes text for `grpc-message`: visible ASCII and spaces except `%` stay as they are.
+fn percent_encoded(text: &str) -> HeaderValue {
+    let mut encoded = String::with_capacity(text.len());
+    for byte in text.bytes() {
+        match byte {
+            b'%' | 0..=31 | 127.. => encoded.push_str(&format!("%{byte:02X}")),
+            byte => encoded.push(char::from(byte)),
+        }
+    }
+    // Only visible ASCII characters are left.
+    HeaderValue::try_from(encoded).unwrap_or(HeaderValue::from_static(""))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn error_message_is_percent_encoded_in_trailers() {
+        let trailers = GrpcError::new(GrpcCode::NotFound, "no 100% `é`\n").trailers();
+        assert_eq!(trailers["grpc-status"], "5");
+        assert_eq!(trailers["grpc-message"], "no 100%25 `%C3%A9`%0A");
+    }
+}

@@ -1,0 +1,194 @@
+//! A small gRPC client with its own definition of the messages.
+
+use std::net::SocketAddr;
+
+use bytes::{BufMut, Bytes, BytesMut};
+use h2::client::SendRequest;
+use http::{HeaderMap, Request, StatusCode};
+use prost::Message;
+use tidegate_testkit::wait::within;
+use tokio::net::TcpStream;
+
+pub(super) const RLS: &str = "/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit";
+
+#[derive(Clone, PartialEq, Message)]
+pub(super) struct RlsRequest {
+    #[prost(string, tag = "1")]
+    pub(super) domain: String,
+    #[prost(message, repeated, tag = "2")]
+    pub(super) descriptors: Vec<RlsDescriptor>,
+    #[prost(uint32, tag = "3")]
+    pub(super) hits_addend: u32,
+    /// A field that the server does not know.
+    #[prost(string, tag = "99")]
+    pub(super) unknown: String,
+}
+
+#[derive(Clone, PartialEq, Message)]
+pub(super) struct RlsDescriptor {
+    #[prost(message, repeated, tag = "1")]
+    pub(super) entries: Vec<RlsEntry>,
+    #[prost(message, optional, tag = "2")]
+    pub(super) limit: Option<RlsOverride>,
+    #[prost(message, optional, tag = "3")]
+    pub(super) hits_addend: Option<u64>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+pub(super) struct RlsEntry {
+    #[prost(string, tag = "1")]
+    pub(super) key: String,
+    #[prost(string, tag = "2")]
+    pub(super) value: String,
+}
+
+#[derive(Clone, Copy, PartialEq, Message)]
+pub(super) struct RlsOverride {
+    #[prost(uint32, tag = "1")]
+    pub(super) requests_per_unit: u32,
+    #[prost(int32, tag = "2")]
+    pub(super) unit: i32,
+}
+
+#[derive(Clone, PartialEq, Message)]
+pub(super) struct RlsResponse {
+    #[prost(int32, tag = "1")]
+    pub(super) overall_code: i32,
+    #[prost(message, repeated, tag = "2")]
+    pub(super) statuses: Vec<RlsStatus>,
+    #[prost(message, repeated, tag = "3")]
+    pub(super) headers: Vec<RlsEntry>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+pub(super) struct RlsStatus {
+    #[prost(int32, tag = "1")]
+    pub(super) code: i32,
+    #[prost(message, optional, tag = "2")]
+    pub(super) current_limit: Option<RlsLimit>,
+    #[prost(uint32, tag = "3")]
+    pub(super) limit_remaining: u32,
+    #[prost(message, optional, tag = "4")]
+    pub(super) duration_until_reset: Option<RlsDuration>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+pub(super) struct RlsLimit {
+    #[prost(uint32, tag = "1")]
+    pub(super) requests_per_unit: u32,
+    #[prost(int32, tag = "2")]
+    pub(super) unit: i32,
+    #[prost(string, tag = "3")]
+    pub(super) name: String,
+}
+
+#[derive(Clone, Copy, PartialEq, Message)]
+pub(super) struct RlsDuration {
+    #[prost(int64, tag = "1")]
+    pub(super) seconds: i64,
+    #[prost(int32, tag = "2")]
+    pub(super) nanos: i32,
+}
+
+/// A descriptor with these entries.
+pub(super) fn descriptor(entries: &[(&str, &str)]) -> RlsDescriptor {
+    let entry = |(key, value): &(&str, &str)| RlsEntry { key: (*key).to_owned(), value: (*value).to_owned() };
+    RlsDescriptor { entries: entries.iter().map(entry).collect(), limit: None, hits_addend: None }
+}
+
+/// A request with these descriptors.
+pub(super) fn request(domain: &str, descriptors: Vec<RlsDescriptor>) -> RlsRequest {
+    RlsRequest { domain: domain.to_owned(), descriptors, hits_addend: 0, unknown: "ignored".to_owned() }
+}
+
+/// The response to a call.
+#[derive(Debug)]
+pub(super) struct GrpcReply {
+    pub(super) status: StatusCode,
+    /// The headers, or the trailers if there are any.
+    pub(super) trailers: HeaderMap,
+    pub(super) body: Bytes,
+}
+
+impl GrpcReply {
+    /// The gRPC status code.
+    pub(super) fn code(&self) -> u16 {
+        self.trailers["grpc-status"].to_str().unwrap().parse().unwrap()
+    }
+
+    /// The only message of the body.
+    pub(super) fn message<M: Message + Default>(&self) -> M {
+        assert_eq!(self.code(), 0, "{self:?}");
+        M::decode(&self.body[5..]).expect("a message")
+    }
+}
+
+/// A connection to a gRPC server.
+pub(super) struct GrpcClient {
+    requests: SendRequest<Bytes>,
+    pub(super) connection: tokio::task::JoinHandle<Result<(), h2::Error>>,
+}
+
+impl GrpcClient {
+    pub(super) async fn connect(address: SocketAddr) -> Self {
+        let stream = TcpStream::connect(address).await.unwrap();
+        let (requests, connection) = h2::client::handshake(stream).await.unwrap();
+        let connection = tokio::spawn(connection);
+        Self { requests, connection }
+    }
+
+    /// Asks the rate limit service.
+    pub(super) async fn should_rate_limit(&mut self, request: &RlsRequest) -> RlsResponse {
+        self.call(RLS, &[], message(request)).await.message()
+    }
+
+    /// Sends a call with a complete body.
+    pub(super) async fn call(&mut self, path: &str, headers: &[(&str, &str)], body: Bytes) -> GrpcReply {
+        self.send("POST", path, headers, body).await
+    }
+
+    pub(super) async fn send(
+        &mut self,
+        method: &str,
+        path: &str,
+        headers: &[(&str, &str)],
+        body: Bytes,
+    ) -> GrpcReply {
+        let mut request = Request::builder().method(method).uri(format!("http://test{path}"));
+        if !headers.iter().any(|(name, _)| *name == "content-type") {
+            request = request.header("content-type", "application/grpc");
+        }
+        for (name, value) in headers {
+            request = request.header(*name, *value);
+        }
+        within("a response", async {
+            let mut requests = self.requests.clone().ready().await.unwrap();
+            let (response, mut stream) = requests.send_request(request.body(()).unwrap(), false).unwrap();
+            // The server may answer before it has the body.
+            let _ = stream.send_data(body, true);
+            let response = response.await.unwrap();
+            let (parts, mut incoming) = response.into_parts();
+            let mut body = BytesMut::new();
+            while let Some(Ok(data)) = incoming.data().await {
+                let _ = incoming.flow_control().release_capacity(data.len());
+                body.extend_from_slice(&data);
+            }
+            let trailers = incoming.trailers().await.ok().flatten();
+            GrpcReply {
+                status: parts.status,
+                trailers: trailers.unwrap_or(parts.headers),
+                body: body.freeze(),
+            }
+        })
+        .await
+    }
+}
+
+/// A message with its prefix.
+pub(super) fn message(message: &impl Message) -> Bytes {
+    let mut bytes = BytesMut::new();
+    bytes.put_u8(0);
+    bytes.put_u32(u32::try_from(message.encoded_len()).unwrap());
+    message.encode(&mut bytes).unwrap();
+    bytes.freeze()
+}

@@ -1,0 +1,11 @@
+//! Tests of Envoy's rate limit service.
+
+mod arbitrary;
+mod client;
+mod documented;
+mod envoy_limits;
+mod policy_domain;
+mod wire;
+
+const OK: i32 = 1;
+const OVER_LIMIT: i32 = 2;

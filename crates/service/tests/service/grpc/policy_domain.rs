@@ -1,0 +1,75 @@
+//! Descriptors that name rules and requests of the policy.
+
+use tidegate_telemetry::Protocol;
+
+use super::client::{GrpcClient, RLS, descriptor, message, request};
+use super::{OK, OVER_LIMIT};
+use crate::fixture::TestService;
+
+const POLICY: &str = "
+clients: { identify_by: [user, ip], user: { header: x-user }, ip: { trusted_proxies: [192.0.2.1] } }
+rate_limits:
+  default: { requests: 2, window: 60, algorithm: fixed_window }
+  endpoints:
+    /login: { requests: 1, window: 60, algorithm: fixed_window }
+bans: { networks: [203.0.113.0/24] }
+";
+
+#[tokio::test]
+async fn policy_domain_rule_and_request_share_one_counter() {
+    let service = TestService::start(POLICY);
+    let mut client = GrpcClient::connect(service.address(Protocol::Grpc)).await;
+    let rule = request("tidegate", vec![descriptor(&[("rule", "default"), ("client", "user:bob")])]);
+    let facts = [("method", "GET"), ("path", "/a"), ("remote_address", "192.0.2.1"), ("x-user", "bob")];
+    let facts = request("tidegate", vec![descriptor(&facts)]);
+    let response = client.should_rate_limit(&rule).await;
+    assert_eq!((response.overall_code, response.statuses[0].limit_remaining), (OK, 1));
+    assert_eq!(response.statuses[0].current_limit.as_ref().map(|limit| limit.name.as_str()), Some("default"));
+    assert_eq!(client.should_rate_limit(&facts).await.statuses[0].limit_remaining, 0);
+    assert_eq!(client.should_rate_limit(&rule).await.overall_code, OVER_LIMIT);
+    assert_eq!(client.should_rate_limit(&facts).await.overall_code, OVER_LIMIT);
+}
+
+#[tokio::test]
+async fn policy_domain_rejection_refunds_earlier_descriptors() {
+    let service = TestService::start(POLICY);
+    let mut client = GrpcClient::connect(service.address(Protocol::Grpc)).await;
+    let bob = descriptor(&[("rule", "default"), ("client", "user:bob")]);
+    let mut all = descriptor(&[("rule", "default"), ("client", "user:eve")]);
+    all.hits_addend = Some(3);
+    let response = client.should_rate_limit(&request("tidegate", vec![bob.clone(), all, bob.clone()])).await;
+    let codes: Vec<_> = response.statuses.iter().map(|status| status.code).collect();
+    assert_eq!((response.overall_code, codes), (OVER_LIMIT, vec![OK, OVER_LIMIT, OK]));
+    // The refund is made in the background.
+    let call = request("tidegate", vec![bob]);
+    for _ in 0..2 {
+        assert_eq!(client.should_rate_limit(&call).await.overall_code, OK);
+    }
+    assert_eq!(client.should_rate_limit(&call).await.overall_code, OVER_LIMIT);
+}
+
+#[tokio::test]
+async fn policy_domain_request_is_normalised_and_checked_like_one_of_the_gateway() {
+    let service = TestService::start(POLICY);
+    let mut client = GrpcClient::connect(service.address(Protocol::Grpc)).await;
+    let mut code = async |path: &str, address: &str| {
+        let call = request("tidegate", vec![descriptor(&[("path", path), ("remote_address", address)])]);
+        client.should_rate_limit(&call).await.overall_code
+    };
+    assert_eq!(code("/login", "198.51.100.1").await, OK);
+    assert_eq!(code("/a/../LOGIN?x=1", "198.51.100.1").await, OVER_LIMIT);
+    assert_eq!(code("/a", "203.0.113.9").await, OVER_LIMIT, "a banned network");
+    for (entries, code) in [
+        (&[("rule", "missing")][..], 5),
+        (&[("rule", "default"), ("client", "bob")], 3),
+        (&[("rule", "default"), ("path", "/")], 3),
+        (&[("path", "/"), ("path", "/a")], 3),
+        (&[("path", "/%zz")], 3),
+        (&[("method", "get")], 3),
+        (&[("remote_address", "bob")], 3),
+        (&[("bad header", "x")], 3),
+    ] {
+        let call = message(&request("tidegate", vec![descriptor(entries)]));
+        assert_eq!(client.call(RLS, &[], call).await.code(), code, "{entries:?}");
+    }
+}
