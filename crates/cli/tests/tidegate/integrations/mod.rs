@@ -2,3 +2,4 @@
 
 mod envoy;
 mod resp;
+mod shared;
