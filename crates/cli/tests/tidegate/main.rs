@@ -8,5 +8,6 @@ mod contrib;
 mod distributed;
 mod documentation;
 mod explain;
+mod integrations;
 mod program;
 mod serve;

@@ -1,0 +1,3 @@
+//! The decision service with real proxies and clients.
+
+mod http;
