@@ -43,6 +43,7 @@ pub(super) async fn authorize<S: Store + 'static>(
 ) -> Result<HttpResponse, HttpError> {
     let mut original = OriginalRequest::read(headers)?;
     let request = NormalRequest::new(&call.policy.active, original.described())?;
+    // The record is about the original request from here on.
     call.record.describe(|| summarize(&call.policy.active.matcher.plan().identities, &request, version));
     let now = call.record.start_decision();
     let mut headers = RateLimitHeaders::default();

@@ -103,12 +103,9 @@ pub(super) async fn dispatch<S: Store + 'static>(
     let record = worker.recorder(Protocol::Http).start();
     let mut call = EndpointCall { worker, policy, record };
     call.record.join_trace(|| parts.headers.get_all("traceparent").iter().map(HeaderValue::as_bytes));
-    let style = if endpoint == Endpoint::Authorize {
-        authorize::body_style(&call)
-    } else {
-        call.record.describe(|| summarize(&parts, peer));
-        BodyStyle::Problem
-    };
+    call.record.describe(|| summarize(&parts, peer));
+    let is_authorize = endpoint == Endpoint::Authorize;
+    let style = if is_authorize { authorize::body_style(&call) } else { BodyStyle::Problem };
     let answered = answer(&mut call, endpoint, (parts, peer), body).await;
     let response = answered.unwrap_or_else(|error| {
         call.record.set_error(|| (error.code(), None));
