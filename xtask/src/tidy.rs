@@ -131,8 +131,12 @@ const ONLY_IN: [(&str, &[&str], &str); 10] = [
         ],
         "only cli selects a concrete store",
     ),
-    // The policy language names the styles of headers.
-    ("\"ratelimit", &["crates/headers/", "crates/policy/src/language/"], ONLY_HEADERS),
+    // The policy language names the styles of headers; health checks ask for a service of this name.
+    (
+        "\"ratelimit",
+        &["crates/headers/", "crates/policy/src/language/", "crates/service/src/grpc/health.rs"],
+        ONLY_HEADERS,
+    ),
     ("\"x-ratelimit", &["crates/headers/"], ONLY_HEADERS),
     ("\"x-rate-limit", &["crates/headers/"], ONLY_HEADERS),
     ("violated-policies", &["crates/headers/"], ONLY_HEADERS),

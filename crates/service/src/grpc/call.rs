@@ -87,11 +87,11 @@ async fn serve_other<S: Store + 'static>(
     let _open = StreamingGuard(&context.streaming);
     let served = match parts.uri.path() {
         health::CHECK => {
-            let reply = single(&mut messages).await.and_then(health::check);
+            let reply = single(&mut messages).await.and_then(|request| health::check(&request));
             return send_reply(respond, reply.map(|reply| frame::encode(&reply)));
         }
         health::WATCH => match single(&mut messages).await {
-            Ok(request) => health::watch(request, respond, context.stop.clone()).await,
+            Ok(request) => health::watch(&request, respond, context.stop.clone()).await,
             Err(error) => Err(error),
         },
         path if reflection::is_served(path) => match authorize(&context.worker, &parts.headers) {
@@ -173,10 +173,8 @@ async fn should_rate_limit<S: Store + 'static>(
     let mut record = worker.recorder(Protocol::Grpc).start();
     record.join_trace(|| parts.headers.get_all(PARENT).iter().map(HeaderValue::as_bytes));
     // The time that the client waits counts from the arrival of the call.
-    let deadline = match parts.headers.contains_key(TIMEOUT) {
-        true => Deadline::from_headers(&parts.headers, worker.now()),
-        false => None,
-    };
+    let has_timeout = parts.headers.contains_key(TIMEOUT);
+    let deadline = if has_timeout { Deadline::from_headers(&parts.headers, worker.now()) } else { None };
     let decided = async {
         authorize(worker, &parts.headers)?;
         let request: RateLimitRequest = single(messages).await?;

@@ -13,7 +13,7 @@ use h2::{Ping, PingPong, RecvStream};
 use http::Request;
 use tidegate_store::Store;
 use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::time::{Instant, MissedTickBehavior, interval_at};
+use tokio::time::{MissedTickBehavior, interval};
 
 use super::call::{self, CallContext};
 use super::frame::MAX_MESSAGE;
@@ -53,7 +53,8 @@ where
     let (peer, streaming) = (peer.ip().to_canonical(), Cell::new(0));
     let context = Rc::new(CallContext { worker, peer, stop: stop.clone(), streaming });
     let mut keepalive = Keepalive { pings: h2.ping_pong(), is_active: true, is_unanswered: false };
-    let mut ticks = interval_at(Instant::now() + KEEPALIVE, KEEPALIVE);
+    // The first tick is immediate and finds the connection active.
+    let mut ticks = interval(KEEPALIVE);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let mut stopping = pin!(async move {
         // A closed channel means the same as `true`.

@@ -41,7 +41,7 @@ pub(super) enum ServingStatus {
 const SERVICES: [&str; 3] = ["", "ratelimit", "envoy.service.ratelimit.v3.RateLimitService"];
 
 /// Whether a service is served. A server that stops accepts no calls, so one that answers is serving.
-pub(super) fn check(request: HealthCheckRequest) -> Result<HealthCheckResponse, GrpcError> {
+pub(super) fn check(request: &HealthCheckRequest) -> Result<HealthCheckResponse, GrpcError> {
     if SERVICES.contains(&request.service.as_str()) {
         return Ok(HealthCheckResponse { status: ServingStatus::Serving.into() });
     }
@@ -50,7 +50,7 @@ pub(super) fn check(request: HealthCheckRequest) -> Result<HealthCheckResponse, 
 
 /// Sends the status, and the next one when the service stops.
 pub(super) async fn watch(
-    request: HealthCheckRequest,
+    request: &HealthCheckRequest,
     respond: &mut SendResponse<Bytes>,
     mut stop: watch::Receiver<bool>,
 ) -> Result<(), GrpcError> {

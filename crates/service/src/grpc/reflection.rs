@@ -16,7 +16,7 @@ const METHODS: [&str; 2] = [
     "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo",
 ];
 /// A client that asks nothing for this long is not waited for.
-const IDLE_TIMEOUT: Duration = Duration::from_secs(60);
+const IDLE_TIMEOUT: Duration = Duration::from_mins(1);
 /// The largest number of questions of one call, and the largest question in bytes. The responses to a client that does not
 /// read them are kept in memory.
 const MAX_QUESTIONS: usize = 64;

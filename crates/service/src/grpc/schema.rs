@@ -65,9 +65,9 @@ pub(super) fn file_of(symbol: &str) -> Option<FileDescriptorProto> {
             rest.and_then(|rest| rest.strip_prefix(name))
                 .is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
         };
-        let names = (file.service.iter().map(|service| service.name()))
-            .chain(file.message_type.iter().map(|message| message.name()))
-            .chain(file.enum_type.iter().map(|enumeration| enumeration.name()));
+        let names = (file.service.iter().map(ServiceDescriptorProto::name))
+            .chain(file.message_type.iter().map(DescriptorProto::name))
+            .chain(file.enum_type.iter().map(EnumDescriptorProto::name));
         names.into_iter().any(|name| within(file.package(), name))
     })
 }
@@ -161,8 +161,8 @@ fn descriptor() -> FileDescriptorProto {
 }
 
 fn health() -> FileDescriptorProto {
-    let status = Kind::Enum(".grpc.health.v1.HealthCheckResponse.ServingStatus");
-    let response = message("HealthCheckResponse", &[field("status", 1, status)]);
+    let kind = Kind::Enum(".grpc.health.v1.HealthCheckResponse.ServingStatus");
+    let response = message("HealthCheckResponse", &[field("status", 1, kind)]);
     let states = enumeration("ServingStatus", &["UNKNOWN", "SERVING", "NOT_SERVING", "SERVICE_UNKNOWN"]);
     let response = DescriptorProto { enum_type: vec![states], ..response };
     let (request, reply) = ("HealthCheckRequest", "HealthCheckResponse");

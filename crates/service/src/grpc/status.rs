@@ -1,6 +1,7 @@
 //! gRPC statuses.
 
 use std::borrow::Cow;
+use std::fmt::Write as _;
 
 use http::header::{CONTENT_TYPE, HeaderName, HeaderValue};
 use http::{HeaderMap, Response};
@@ -82,7 +83,10 @@ fn percent_encoded(text: &str) -> HeaderValue {
     let mut encoded = String::with_capacity(text.len());
     for byte in text.bytes() {
         match byte {
-            b'%' | 0..=31 | 127.. => encoded.push_str(&format!("%{byte:02X}")),
+            b'%' | 0..=31 | 127.. => {
+                // Writing to a `String` cannot fail.
+                let _ = write!(encoded, "%{byte:02X}");
+            }
             byte => encoded.push(char::from(byte)),
         }
     }

@@ -1,5 +1,7 @@
 //! Tests of the decision service through its protocols.
 
+#![allow(clippy::unwrap_used, reason = "tests fail by panicking")]
+
 mod fixture;
 mod grpc;
 mod http;
