@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use anyhow::Context;
 use tidegate_policy::{NoFiles, compile};
 use tidegate_store::{Clock, SystemClock};
-use tidegate_telemetry::{DecisionKind, Metrics, MetricsReader};
+use tidegate_telemetry::{DecisionKind, Metrics, MetricsReader, Protocol};
 
 use crate::flood::{resident_bytes, run_queue_wait};
 
@@ -33,7 +33,7 @@ pub(super) fn run() -> anyhow::Result<bool> {
     let metrics = Metrics::new(2, clock.now());
     let slots = Arc::new(metrics.apply(&plan));
     let ids: Vec<_> = plan.rate_limits.iter().map(|rule| rule.id).collect();
-    let handle = metrics.handle(tidegate_telemetry::Protocol::Gateway);
+    let handle = metrics.handle(Protocol::Gateway);
     for client in 0..CLIENTS {
         let key = [b"a\x04\0\0\0", &client.to_be_bytes()[..]].concat();
         let rule = ids[client as usize % ids.len()];
@@ -42,12 +42,8 @@ pub(super) fn run() -> anyhow::Result<bool> {
     }
     let done = Arc::new(AtomicBool::new(false));
     let counting = {
-        let (handle, slots, done, ids) = (
-            metrics.handle(tidegate_telemetry::Protocol::Gateway),
-            Arc::clone(&slots),
-            Arc::clone(&done),
-            ids.clone(),
-        );
+        let (handle, slots, done, ids) =
+            (metrics.handle(Protocol::Gateway), Arc::clone(&slots), Arc::clone(&done), ids.clone());
         std::thread::spawn(move || -> anyhow::Result<Duration> {
             let (clock, mut longest, mut waited) = (SystemClock::new(), Duration::ZERO, run_queue_wait()?);
             let mut rng = fastrand::Rng::with_seed(7);

@@ -4,7 +4,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use anyhow::bail;
-use tidegate_policy::{EnvoyFile, EnvoyLimits, Problems};
+use tidegate_policy::{EnvoyFile, EnvoyLimits, Plan, Problems};
 use tidegate_service::Service;
 use tidegate_store::StoreError;
 use tidegate_telemetry::details;
@@ -48,7 +48,16 @@ impl EnvoyConfig {
     }
 
     /// Loads the configuration at the start of the process. Returns the files to watch.
-    pub(crate) fn start(&self, service: &Service<SelectedStore>) -> anyhow::Result<Vec<FileStamp>> {
+    pub(crate) fn start(
+        &self,
+        service: &Service<SelectedStore>,
+        plan: &Plan,
+    ) -> anyhow::Result<Vec<FileStamp>> {
+        if plan.service.grpc.is_none() && plan.service.http.is_none() {
+            bail!(
+                "--envoy-config needs a listener; add `service: {{ grpc: 127.0.0.1:8081 }}` to the policy, or --grpc"
+            );
+        }
         let (applied, files) = self.apply(service);
         match applied {
             Ok(()) => Ok(files),

@@ -19,6 +19,7 @@ mod upstreams;
 
 use std::num::NonZeroUsize;
 use std::sync::Arc;
+use std::thread::JoinHandle;
 use std::time::Duration;
 
 use anyhow::bail;
@@ -82,10 +83,7 @@ fn serve(args: &ServeArgs, source: &PolicySource, startup: Startup, logging: &Lo
     let Startup { active, mut files, clock } = startup;
     let plan = Arc::clone(active.matcher.plan());
     let cores = args.cores.map_or_else(available_cores, NonZeroUsize::get);
-    let mut predecessor = match &args.takeover {
-        Some(path) => Predecessor::connect(path)?,
-        None => None,
-    };
+    let mut predecessor = args.takeover.as_deref().map(Predecessor::connect).transpose()?.flatten();
     let BoundListeners { gateway: listeners, service: service_listeners, certificates } =
         listen(args, &plan, cores, predecessor.as_mut())?;
     // The predecessor has released the durable file by now.
@@ -100,12 +98,7 @@ fn serve(args: &ServeArgs, source: &PolicySource, startup: Startup, logging: &Lo
     let service = service.max_connections(resource_limits.connections);
     let envoy = args.envoy_config.as_deref().map(EnvoyConfig::new);
     if let Some(envoy) = &envoy {
-        if plan.service.grpc.is_none() && plan.service.http.is_none() {
-            bail!(
-                "--envoy-config needs a listener; add `service: {{ grpc: 127.0.0.1:8081 }}` to the policy, or --grpc"
-            );
-        }
-        files.extend(envoy.start(&service)?);
+        files.extend(envoy.start(&service, &plan)?);
     }
     let gateway = Gateway::builder(limiter).resource_limits(resource_limits).telemetry(telemetry);
     let gateway = Arc::new(gateway.build()?);
@@ -119,24 +112,17 @@ fn serve(args: &ServeArgs, source: &PolicySource, startup: Startup, logging: &Lo
     threads.extend(service.start(&service_listeners, &stopping, DRAIN_TIMEOUT)?);
     // Handle signals and file changes before the start message is printed.
     let mut events = runtime.block_on(async { ServeEvents::new(files, logging.clone(), reloads, clock) })?;
-    if let Some(predecessor) = predecessor {
-        predecessor.confirm()?;
-    }
+    predecessor.map(Predecessor::confirm).transpose()?;
     if let Some(path) = &args.takeover {
-        let service = service_listeners.iter().map(|service| &service.listener);
-        let all = listeners.iter().chain(service);
+        let all = listeners.iter().chain(service_listeners.iter().map(|service| &service.listener));
         let sockets = takeover::duplicate_sockets(all, admin_listener.as_ref().map(|admin| &admin.listener))?;
         events.successor = Some(takeover::listen_for_successor(path, sockets, Arc::clone(&admin_state))?);
     }
     let notice = admin_listener.as_ref().map_or(String::new(), |admin| admin.notice.clone());
     let admin = admin_listener.map(|listener| listener.start(&backend, &admin_state)).transpose()?;
     announce(source, &format_urls(&listeners, &service_listeners), &plan, &notice);
-    let reason = runtime.block_on(events.run_until_stopped(
-        &gateway,
-        source,
-        &certificates,
-        envoy.as_ref().map(|config| (config, &service)),
-    ))?;
+    let envoy = envoy.as_ref().map(|config| (config, &service));
+    let reason = runtime.block_on(events.run_until_stopped(&gateway, source, &certificates, envoy))?;
     if let (StopReason::Signal, Some(path)) = (reason, &args.takeover) {
         // This process no longer hands over, so the next one must start normally.
         let _ = std::fs::remove_file(path);
@@ -150,16 +136,22 @@ fn serve(args: &ServeArgs, source: &PolicySource, startup: Startup, logging: &Lo
     // Workers close their own copies. While any copy is open, the kernel accepts connections that are never served.
     drop((listeners, service_listeners));
     stop.send_replace(true);
-    for thread in threads {
-        if thread.join().is_err() {
-            bail!("a worker thread panicked");
-        }
-    }
+    join_all(threads)?;
     runtime.block_on(gateway.limiter().store().leave());
     // After a takeover the successor owns the file, and this write is rejected.
     let _ = runtime.block_on(admin_state.write_penalties());
     admin.map_or(Ok(()), AdminHandle::join)?;
     tracing::info!(event = "stopped", "stopped");
+    Ok(())
+}
+
+/// Waits for the worker threads.
+fn join_all(threads: Vec<JoinHandle<()>>) -> anyhow::Result<()> {
+    for thread in threads {
+        if thread.join().is_err() {
+            bail!("a worker thread panicked");
+        }
+    }
     Ok(())
 }
 

@@ -7,7 +7,7 @@ use anyhow::Context;
 use tidegate_admin::{ReloadError, ReloadReport};
 use tidegate_core::Timestamp;
 use tidegate_gateway::Gateway;
-use tidegate_policy::{Plan, Problems, diff};
+use tidegate_policy::{Plan, Problems, ServiceListenerPlan, diff};
 use tidegate_service::Service;
 use tidegate_store::Clock;
 use tidegate_telemetry::details;
@@ -131,6 +131,29 @@ pub(crate) fn problem_texts(problems: &Problems) -> Vec<String> {
     problems.iter().map(|problem| problem.to_string().trim_end().to_owned()).collect()
 }
 
+/// The changes that take effect only after a restart.
+fn restart_notes(old: &Plan, new: &Plan, certificates: &Certificates) -> Vec<String> {
+    let mut notes = Vec::new();
+    if certificates.needs_restart(new) {
+        notes.push("changed addresses in `listen` take effect after a restart".to_owned());
+    }
+    let addresses = |plan: &Plan| -> Vec<_> {
+        let of = |listener: &ServiceListenerPlan| {
+            (listener.address.clone(), listener.tls.is_some(), listener.client_ca.clone())
+        };
+        plan.service.listeners().map(|(key, listener)| (key, of(listener))).collect()
+    };
+    if addresses(old) != addresses(new) {
+        notes.push(
+            "changed addresses and client authorities in `service` take effect after a restart".to_owned(),
+        );
+    }
+    if old.store != new.store || old.admin != new.admin {
+        notes.push("changes of `store` and `admin` take effect after a restart".to_owned());
+    }
+    notes
+}
+
 /// Activates a policy and logs what has changed. An invalid policy changes nothing.
 fn activate(
     gateway: &Gateway<SelectedStore>,
@@ -169,25 +192,7 @@ fn activate(
     logging.apply(&new);
     changes.extend(certificates.replace(listeners));
     let count = changes.len();
-    if certificates.needs_restart(&new) {
-        changes.push("changed addresses in `listen` take effect after a restart".to_owned());
-    }
-    let addresses = |plan: &Plan| -> Vec<_> {
-        let listeners = plan.service.listeners();
-        listeners
-            .map(|(key, listener)| {
-                (key, listener.address.clone(), listener.tls.is_some(), listener.client_ca.clone())
-            })
-            .collect()
-    };
-    if addresses(old) != addresses(&new) {
-        changes.push(
-            "changed addresses and client authorities in `service` take effect after a restart".to_owned(),
-        );
-    }
-    if old.store != new.store || old.admin != new.admin {
-        changes.push("changes of `store` and `admin` take effect after a restart".to_owned());
-    }
+    changes.extend(restart_notes(old, &new, certificates));
     let plural = if count == 1 { "" } else { "s" };
     tracing::info!(
         event = "reloaded",
