@@ -34,6 +34,7 @@ fn run(test: impl Future<Output = ()>) {
 }
 
 /// Reads until the service closes the connection, and returns the bytes and the time.
+#[expect(clippy::disallowed_methods, reason = "time is paused: no clock is read")]
 async fn read_to_end(client: &mut DuplexStream) -> (Vec<u8>, Duration) {
     let start = tokio::time::Instant::now();
     let mut bytes = Vec::new();
