@@ -113,7 +113,8 @@ local function acquire_fast(key, limit, node, sequence, epoch, spent, granted, w
   for _ = 1, count do
     local r_node, r_sequence, r_epoch, r_at, r_granted, r_spent, r_expiry, r_reset = read(RECORD, value, at)
     if r_expiry <= now then
-      if is_bucket then
+      -- A lease that ends before its window was granted under an override.
+      if is_bucket or (r_at - fmod(r_at, limit.window)) / limit.window == limit.window_now then
         return nil
       end
       is_changed = true

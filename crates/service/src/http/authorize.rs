@@ -38,10 +38,13 @@ pub(super) fn is_trusted<S: Store + 'static>(call: &EndpointCall<'_, S>, peer: I
 /// Answers a trusted proxy.
 pub(super) async fn authorize<S: Store + 'static>(
     call: &mut EndpointCall<'_, S>,
-    headers: HeaderMap,
+    (headers, proxy): (HeaderMap, IpAddr),
     version: &'static str,
 ) -> Result<HttpResponse, HttpError> {
     let mut original = OriginalRequest::read(headers)?;
+    if call.policy.active.matcher.plan().identities.addresses().trusts(proxy) {
+        original.came_through(proxy);
+    }
     let request = NormalRequest::new(&call.policy.active, original.described())?;
     // The record is about the original request from here on.
     call.record.describe(|| summarize(&call.policy.active.matcher.plan().identities, &request, version));
@@ -143,7 +146,7 @@ fn summarize(
         method: method.as_str().to_owned(),
         host: identities.redact(headers, host).into_owned(),
         path: identities.redact(headers, path).into_owned(),
-        peer: *peer,
+        peer: identities.addresses().client(headers, *peer),
         version,
         bytes: None,
     }

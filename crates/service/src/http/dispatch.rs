@@ -132,7 +132,7 @@ async fn answer<S: Store + 'static>(
                 return Err(HttpError::UntrustedPeer);
             }
             let version = version_text(parts.version);
-            return Box::pin(authorize(call, parts.headers, version)).await;
+            return Box::pin(authorize(call, (parts.headers, peer), version)).await;
         }
         _ => {}
     }

@@ -55,6 +55,15 @@ impl OriginalRequest {
         Ok(Self { method, target, host, peer, headers })
     }
 
+    /// Adds the proxy that asks to the addresses through which the request came. Its headers about users and tenants count then,
+    /// as for a gateway behind this proxy.
+    pub(super) fn came_through(&mut self, proxy: IpAddr) {
+        if let Ok(address) = HeaderValue::try_from(self.peer.to_string()) {
+            self.headers.append(FORWARDED_FOR, address);
+            self.peer = proxy;
+        }
+    }
+
     /// The request to be checked.
     pub(super) fn described(&mut self) -> DescribedRequest<'_> {
         DescribedRequest {
