@@ -8,8 +8,6 @@ local fmod, max, min = math.fmod, math.max, math.min
 -- The start of such an entry, and the places of the limit, the state and the first record in it.
 local ENTRY, LIMIT_AT, STATE_AT, RECORDS_AT = char(VERSION, 1, 0), 5, 38, 78
 local RECORD_BYTES = struct.size(RECORD)
--- The largest number of records.
-local MAX_RECORDS = 255
 -- Buckets with a higher level need computations that saturate.
 local LARGE = 2 ^ 50
 
@@ -216,13 +214,18 @@ local function acquire_fast(key, limit, node, sequence, epoch, spent, granted, w
     reset_after = fresh
   end
 
+  local is_unused = fresh == 0 and not own and kept_count == 0
+  if is_unused and #KEYS < operation_count then
+    -- The general path may use the key again in this call. It must know whether Redis has it, and under which limit.
+    return nil
+  end
   if is_changed then
     local expiry = now + limit.life + limit.grace
     local ttl = fresh + (own and max(longest, expiry) or max(longest, now)) - now
     if not left[key] then
       changed[#changed + 1] = key
     end
-    if fresh == 0 and not own and kept_count == 0 then
+    if is_unused then
       values[key], left[key] = false, 0
     else
       local record = own and pack(RECORD, node, sequence, own, own_at, own_granted, own_spent, expiry, 0) or ''

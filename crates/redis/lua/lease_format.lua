@@ -32,6 +32,8 @@ local TOKEN_BUCKET, FIXED_WINDOW, SLIDING_COUNTER = 1, 2, 3
 local ACQUIRE, PEEK, RESET, OVERRIDE = 1, 2, 3, 4
 local DONE, IGNORED, NEWER = 0, 1, 2
 local LIMIT, OPERATION, REPLY = '<Bdddd', '<BHHddddddddd', '<Bddddddddd'
+-- The number of records is stored in one byte: more nodes do not get leases on one counter.
+local MAX_RECORDS = 255
 local COUNTER, RECORD = '<Bddddddddd', '<dddddddB'
 -- A lease of token_bucket lives for a sixth of the time in which the bucket refills, within these bounds.
 local MIN_LIFE, MAX_LIFE = 2000000, 10000000

@@ -315,7 +315,7 @@ end
 -- A first block is the node's fair share of what the nodes without a lease can get; later blocks follow its demand, at most
 -- half of what is left, so that blocks shrink near the limit.
 local function size_of_grant(entry, record, op, available)
-  if available <= 0 or available < op.least then
+  if available <= 0 or available < op.least or not record and #entry.records >= MAX_RECORDS then
     return 0
   end
   local share
