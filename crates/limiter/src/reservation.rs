@@ -101,14 +101,15 @@ impl RuleReservation {
     /// does above its limit.
     pub fn new(report: &RulingReport<'_>) -> Option<Self> {
         let checks: SmallVec<[Check<'_>; 1]> = report.rules.checks().collect();
-        let refunds = report.decision.as_ref()?.refunds(&checks);
-        refunds.first().map(|refund| Self {
-            rule: refund.key.rule,
-            client: refund.key.client.into(),
-            limit: *refund.limit,
-            cost: refund.cost,
-            charged: refund.charged,
-        })
+        let (decision, check) = (report.decision.as_ref()?, checks.first()?);
+        let charged = match decision.refunds(&checks).first() {
+            Some(refund) => refund.charged,
+            // Nothing is charged yet; the commit charges everything.
+            None if check.cost == Cost::ZERO => report.at(),
+            None => return None,
+        };
+        let (rule, client) = (check.key.rule, check.key.client.into());
+        Some(Self { rule, client, limit: *check.limit, cost: check.cost, charged })
     }
 
     fn key(&self) -> CounterKey<'_> {

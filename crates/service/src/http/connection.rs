@@ -85,7 +85,7 @@ where
 /// hyper's settings. Head and idle timeouts are those of `idle_timeout`.
 fn builder() -> auto::Builder<StreamSpawner> {
     let mut builder = auto::Builder::new(StreamSpawner);
-    builder.http1().header_read_timeout(None).max_buf_size(MAX_HEAD as usize).pipeline_flush(true);
+    builder.http1().header_read_timeout(None).max_buf_size(MAX_HEAD as usize);
     builder
         .http2()
         .timer(TokioTimer::new())

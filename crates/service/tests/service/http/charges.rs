@@ -79,6 +79,15 @@ fn commit_of_less_refunds_and_of_more_charges_into_debt() {
 }
 
 #[test]
+fn commit_of_a_reservation_without_cost_charges_everything() {
+    let service = TestService::start(POLICY);
+    let reserved = service.reserve(0);
+    assert_eq!(service.remaining(), 10);
+    service.commit(&reserved["reservation"], 4, 200);
+    assert_eq!(service.remaining(), 6);
+}
+
+#[test]
 fn commit_twice_unknown_or_expired_is_404_and_leaves_the_charge() {
     let service = TestService::start(POLICY);
     let reserved = service.reserve(4);

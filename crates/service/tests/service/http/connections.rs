@@ -27,6 +27,26 @@ async fn http2_with_prior_knowledge_is_served() {
 }
 
 #[tokio::test]
+async fn request_followed_by_the_start_of_another_is_answered() {
+    let service = TestService::start(POLICY);
+    let mut client = RawClient::connect(service.address(Protocol::Http)).await;
+    client.send(format!("{}\r\nP", post("Content-Type: application/json\r\n")).as_bytes()).await;
+    assert_eq!(client.response().await.expect("a response").json()["remaining"], 9);
+}
+
+#[tokio::test]
+async fn head_that_cannot_be_parsed_is_answered() {
+    let service = TestService::start(POLICY);
+    let many = "X-A: 1\r\n".repeat(120);
+    for header in ["X-A: \u{1}\r\n", &*many] {
+        let mut client = RawClient::connect(service.address(Protocol::Http)).await;
+        client.send(format!("GET /healthz HTTP/1.1\r\nHost: a\r\n{header}\r\n").as_bytes()).await;
+        let status = client.response().await.expect("a response").status;
+        assert!([400, 431].contains(&status), "{status}");
+    }
+}
+
+#[tokio::test]
 async fn pipelined_requests_are_answered_in_order() {
     let service = TestService::start(POLICY);
     let mut client = RawClient::connect(service.address(Protocol::Http)).await;
