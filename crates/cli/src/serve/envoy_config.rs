@@ -1,6 +1,7 @@
 //! The configuration of Envoy's reference rate limit server: a folder of YAML files (`--envoy-config`).
 
 use std::fs;
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
 use anyhow::bail;
@@ -58,7 +59,8 @@ impl EnvoyConfig {
                 "--envoy-config needs a listener; add `service: {{ grpc: 127.0.0.1:8081 }}` to the policy, or --grpc"
             );
         }
-        let (applied, files) = self.apply(service);
+        let mut files = Vec::new();
+        let applied = self.compile(&mut files).and_then(|limits| Ok(service.apply_envoy_limits(limits)?));
         match applied {
             Ok(()) => Ok(files),
             Err(EnvoyConfigError::Problems(problems)) => {
@@ -69,17 +71,27 @@ impl EnvoyConfig {
         }
     }
 
-    /// Loads the configuration again and logs the result. An invalid one changes nothing. Returns the problems, and the files
-    /// to watch.
-    pub(crate) fn reload(&self, service: &Service<SelectedStore>) -> (Result<(), String>, Vec<FileStamp>) {
-        let (applied, files) = self.apply(service);
-        let texts = match applied {
-            Ok(()) => {
-                tracing::info!(event = "reloaded", "{} reloaded", self.folder.display());
-                return (Ok(()), files);
-            }
-            Err(EnvoyConfigError::Problems(problems)) => problem_texts(&problems),
-            Err(error) => vec![error.to_string()],
+    /// Loads the configuration again, and logs problems. Changes nothing. Returns the problems, and the files to watch.
+    pub(crate) fn load(&self) -> (Result<EnvoyLimits, String>, Vec<FileStamp>) {
+        let mut files = Vec::new();
+        (self.compile(&mut files).map_err(|error| self.log_failure(&error)), files)
+    }
+
+    /// Activates a loaded configuration and logs the result. Returns the problem if the store cannot count its limits.
+    pub(crate) fn activate(
+        &self,
+        service: &Service<SelectedStore>,
+        limits: EnvoyLimits,
+    ) -> Result<(), String> {
+        service.apply_envoy_limits(limits).map_err(|error| self.log_failure(&error.into()))?;
+        tracing::info!(event = "reloaded", "{} reloaded", self.folder.display());
+        Ok(())
+    }
+
+    fn log_failure(&self, error: &EnvoyConfigError) -> String {
+        let texts = match error {
+            EnvoyConfigError::Problems(problems) => problem_texts(problems),
+            error => vec![error.to_string()],
         };
         tracing::error!(
             event = "reload_failed",
@@ -87,16 +99,11 @@ impl EnvoyConfig {
             "reload failed: invalid configuration in {}; the running one stays active",
             self.folder.display()
         );
-        (Err(texts.join("\n\n")), files)
+        texts.join("\n\n")
     }
 
-    fn apply(&self, service: &Service<SelectedStore>) -> (Result<(), EnvoyConfigError>, Vec<FileStamp>) {
-        let mut stamps = Vec::new();
-        let applied = self.read(&mut stamps).and_then(|files| {
-            let limits = EnvoyLimits::compile(&files).map_err(EnvoyConfigError::Problems)?;
-            Ok(service.apply_envoy_limits(limits)?)
-        });
-        (applied, stamps)
+    fn compile(&self, stamps: &mut Vec<FileStamp>) -> Result<EnvoyLimits, EnvoyConfigError> {
+        EnvoyLimits::compile(&self.read(stamps)?).map_err(EnvoyConfigError::Problems)
     }
 
     /// Reads all files, in the order of their names. Names that start with a dot are skipped: Kubernetes keeps copies of
@@ -135,7 +142,11 @@ impl EnvoyConfig {
         files.sort();
         let read = |path: PathBuf| {
             stamps.push(FileStamp::now(&path));
-            let bytes = file::read_policy(&path).map_err(|error| unreadable(&path, &error))?;
+            // Opening a FIFO would wait for a writer.
+            let is_special = fs::metadata(&path).is_ok_and(|metadata| !metadata.is_file());
+            let bytes =
+                if is_special { Err(ErrorKind::InvalidInput.into()) } else { file::read_policy(&path) };
+            let bytes = bytes.map_err(|error| unreadable(&path, &error))?;
             Ok(EnvoyFile { name: path.display().to_string(), bytes })
         };
         files.into_iter().map(read).collect()

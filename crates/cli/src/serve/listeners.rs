@@ -127,19 +127,19 @@ fn describe_error(error: &ListenError, address: &str) -> anyhow::Error {
     let (reason, hint) = match source.kind() {
         ErrorKind::AddrInUse => (
             "the address is in use".to_owned(),
-            "stop the process that uses it, or choose another with --listen; port 0 picks a free port",
+            "stop the process that uses it, or choose another address; port 0 picks a free port",
         ),
         ErrorKind::PermissionDenied => {
             ("permission denied".to_owned(), "choose a port of 1024 or higher, or grant CAP_NET_BIND_SERVICE")
         }
         ErrorKind::AddrNotAvailable => {
-            ("this machine does not have that address".to_owned(), "choose another with --listen")
+            ("this machine does not have that address".to_owned(), "choose another address")
         }
         _ if source.raw_os_error() == Some(Errno::MFILE.raw_os_error()) => (
             "too many open files".to_owned(),
             "raise the limit with `ulimit -n`, or use fewer --cores: each listens on its own socket",
         ),
-        _ => (source.to_string(), "choose another address with --listen"),
+        _ => (source.to_string(), "choose another address"),
     };
     anyhow!("cannot listen on {address}: {reason}; {hint}")
 }

@@ -58,7 +58,7 @@ pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<()> {
             eprint!("{problems}");
             match source.file() {
                 Some(file) => bail!("{}: invalid policy; fix the problems listed above", file.display()),
-                None => bail!("invalid --upstream, --limit or --store; fix the problems listed above"),
+                None => bail!("invalid command line; fix the problems listed above"),
             }
         }
         Err(error) => return Err(error.into()),
@@ -93,9 +93,9 @@ fn serve(args: &ServeArgs, source: &PolicySource, startup: Startup, logging: &Lo
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let store = Arc::new(SelectedStore::new(&plan.store, &clock)?);
     let limiter = Arc::new(Limiter::new(active, store, Arc::clone(&clock))?);
-    let resource_limits = rlimit::raise_and_derive(cores);
-    let service = Service::new(Arc::clone(&limiter), telemetry.clone());
-    let service = service.max_connections(resource_limits.connections);
+    let (resource_limits, service_connections) =
+        rlimit::divide(rlimit::raise_and_derive(cores), !listeners.is_empty(), !service_listeners.is_empty());
+    let service = Service::new(Arc::clone(&limiter), telemetry.clone()).max_connections(service_connections);
     let envoy = args.envoy_config.as_deref().map(EnvoyConfig::new);
     if let Some(envoy) = &envoy {
         files.extend(envoy.start(&service, &plan)?);

@@ -98,15 +98,23 @@ impl ServeEvents {
                     continue;
                 }
             };
-            let (outcome, mut files) = source.load();
-            let mut outcome = activate(gateway, certificates, outcome, &self.logging, self.clock.now());
-            if let Some((config, service)) = envoy {
-                let (reloaded, more) = config.reload(service);
+            let (loaded, mut files) = source.load();
+            let limits = envoy.map(|(config, service)| {
+                let (limits, more) = config.load();
                 files.extend(more);
-                if let (Err(reason), Ok(_)) = (reloaded, &outcome) {
-                    outcome = Err(ReloadError { reason });
-                }
-            }
+                limits.map(|limits| (config, service, limits))
+            });
+            // Both are valid, or nothing changes.
+            let outcome = match limits.transpose() {
+                Err(reason) => Err(ReloadError { reason }),
+                Ok(limits) => activate(gateway, certificates, loaded, &self.logging, self.clock.now())
+                    .and_then(|report| {
+                        limits
+                            .map_or(Ok(()), |(config, service, limits)| config.activate(service, limits))
+                            .map_err(|reason| ReloadError { reason })?;
+                        Ok(report)
+                    }),
+            };
             // The files of an invalid policy are watched too: a missing one may be the only problem.
             if outcome.is_ok() {
                 self.file_watcher.watch(files);

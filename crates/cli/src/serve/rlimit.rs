@@ -35,6 +35,23 @@ pub(super) fn raise_and_derive(cores: usize) -> ResourceLimits {
     limits
 }
 
+/// Divides the client connections between the gateway and the decision service, so that neither can use up the descriptors of
+/// the other. Returns the limits of the gateway and the number of connections of the service.
+pub(super) fn divide(
+    limits: ResourceLimits,
+    has_gateway: bool,
+    has_service: bool,
+) -> (ResourceLimits, usize) {
+    match (has_gateway, has_service) {
+        (true, true) => {
+            let service = (limits.connections / 4).max(1);
+            let connections = limits.connections.saturating_sub(service).max(1);
+            (ResourceLimits { connections, ..limits }, service)
+        }
+        _ => (limits, limits.connections),
+    }
+}
+
 /// The maximum number of client connections with `open` descriptors.
 fn max_connections(open: usize, cores: usize) -> usize {
     let reserved = RESERVED_PROCESS.saturating_add(cores.saturating_mul(RESERVED_PER_WORKER));
@@ -44,6 +61,18 @@ fn max_connections(open: usize, cores: usize) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn connections_are_divided_only_between_a_gateway_and_a_service() {
+        let limits = ResourceLimits { connections: 1_000, ..ResourceLimits::default() };
+        let divided = |gateway, service| {
+            let (limits, service) = divide(limits, gateway, service);
+            (limits.connections, service)
+        };
+        assert_eq!(divided(true, true), (750, 250));
+        assert_eq!(divided(true, false).0, 1_000);
+        assert_eq!(divided(false, true).1, 1_000);
+    }
 
     #[test]
     fn max_connections_reserves_a_quarter_for_upstreams_and_is_at_least_one() {

@@ -90,7 +90,10 @@ impl<'d> FoundDescriptor<'d> {
                     append(keys, key);
                     append(keys, value);
                 }
-                FoundLimit::Carried(Box::new(carried_rate(carried)?))
+                let rate = carried_rate(carried)?;
+                // Limits over other periods have other counters: a short one would empty the counter of a long one.
+                keys.extend_from_slice(&rate.window.as_micros().to_be_bytes());
+                FoundLimit::Carried(Box::new(rate))
             }
             None => match domain.find(entries, keys) {
                 Some(limit) => FoundLimit::Configured(limit),
