@@ -153,7 +153,8 @@ impl PolicyOrigin {
         }
         let (limit, store) = (args.limit.as_deref(), args.store.as_deref());
         if let Some(upstream) = &args.upstream {
-            return Ok(Self::CommandLine(policy_yaml(upstream, limit.unwrap_or("100/m"), store)?));
+            let yaml = policy_yaml(upstream, limit.unwrap_or("100/m"), store)?;
+            return Ok(Self::CommandLine(yaml + &ServiceOptions::new(args).to_yaml()));
         }
         let mut service = ServiceOptions::new(args);
         if args.envoy_config.is_some() {
