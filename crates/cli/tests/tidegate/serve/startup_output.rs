@@ -97,7 +97,7 @@ fn invalid_policy_fails_the_start() {
 fn listen_address_in_use_is_an_error() {
     let occupied = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = occupied.local_addr().unwrap().to_string();
-    let output = run(&["serve", "another address", &address]);
+    let output = run(&["serve", "--listen", &address]);
     assert_eq!(output.status.code(), Some(1));
     let error = String::from_utf8(output.stderr).unwrap();
     assert!(error.contains(&format!("cannot listen on {address}")), "{error}");
