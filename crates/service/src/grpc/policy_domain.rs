@@ -20,7 +20,7 @@ use super::descriptors::response_unit;
 use super::message::{
     CurrentLimit, DescriptorStatus, RateLimitDescriptor, RateLimitRequest, RateLimitResponse, ResponseUnit,
 };
-use super::request_facts::RequestDescription;
+use super::request_facts::read_request;
 use super::response::ResponseBuilder;
 use super::status::{GrpcCode, GrpcError};
 use crate::client;
@@ -72,8 +72,8 @@ async fn rule<'s, S: Store + 'static>(
                 "`hits_addend` needs the entry `rule`; the policy sets the cost of a request",
             ));
         }
-        let description = RequestDescription::read(&active.matcher, descriptor, peer)?;
-        return Ok(worker.limiter.check(active, &description.facts(), scratch, now).await);
+        let described = read_request(active, descriptor, peer)?;
+        return Ok(worker.limiter.check(active, &described.facts(), scratch, now).await);
     };
     let NamedRule { rule, client } = named;
     let key = match client {

@@ -78,6 +78,12 @@ pub(super) fn ok_trailers() -> HeaderMap {
     trailers
 }
 
+/// Text of a client as messages show it: its beginning.
+pub(super) fn shown(text: &str) -> &str {
+    const MAX_SHOWN: usize = 100;
+    text.char_indices().nth(MAX_SHOWN).map_or(text, |(end, _)| text.get(..end).unwrap_or_default())
+}
+
 /// Encodes text for `grpc-message`: visible ASCII and spaces except `%` stay as they are.
 fn percent_encoded(text: &str) -> HeaderValue {
     let mut encoded = String::with_capacity(text.len());

@@ -68,8 +68,41 @@ async fn policy_domain_request_is_normalised_and_checked_like_one_of_the_gateway
         (&[("method", "get")], 3),
         (&[("remote_address", "bob")], 3),
         (&[("bad header", "x")], 3),
+        (&[("method", "G T")], 3),
+        (&[("path", "/a#b")], 3),
+        (&[("path", "http://a/")], 3),
+        (&[("host", "a.example"), ("Host", "b.example")], 3),
+        (&[("x-a", "b"); 101], 3),
     ] {
         let call = message(&request("tidegate", vec![descriptor(entries)]));
         assert_eq!(client.call(RLS, &[], call).await.code(), code, "{entries:?}");
+    }
+}
+
+#[tokio::test]
+async fn policy_domain_headers_are_read_as_by_the_gateway() {
+    let service = TestService::start(
+        "
+clients: { identify_by: [api_key, ip], api_key: { header: x-api-key } }
+rate_limits:
+  default: { requests: 2, window: 60, algorithm: fixed_window }
+  rules:
+    - name: original
+      match: { header: { x-original-url: /admin } }
+      requests: 1
+      window: 60
+",
+    );
+    let mut client = GrpcClient::connect(service.address(Protocol::Grpc)).await;
+    let mut code = async |entries: &[(&str, &str)]| {
+        client.should_rate_limit(&request("tidegate", vec![descriptor(entries)])).await.overall_code
+    };
+    // White space around a key does not make another client.
+    assert_eq!(code(&[("x-api-key", "KEY")]).await, OK);
+    assert_eq!(code(&[("X-Api-Key", " KEY\t")]).await, OK);
+    assert_eq!(code(&[("x-api-key", "KEY ")]).await, OVER_LIMIT);
+    // A header that only a trusted proxy may send is not seen.
+    for _ in 0..2 {
+        assert_eq!(code(&[("remote_address", "198.51.100.1"), ("x-original-url", "/admin")]).await, OK);
     }
 }
