@@ -139,15 +139,18 @@ impl<S: Store + 'static> PolicyDecision<S> {
             }
         };
         match ruling {
-            // Its concurrency permits are released at once: the end of the request is not known here.
+            // Its concurrency permits are released at once: the end of the request is not known here. The delay of a leaky
+            // bucket is not reported: Envoy has no field for it.
             Ruling::Admitted(AdmittedRuling { report, .. }) => {
                 shadow(&report);
+                response.set_time(report.at());
                 self.kind = DecisionKind::Admitted;
                 self.charges.push(worker.limiter.refund_guard(&report));
                 add_limits(response, &report.limits(), false);
             }
             Ruling::Rejected(RejectedRuling { report, rule, retry_after, .. }) => {
                 shadow(&report);
+                response.set_time(report.at());
                 self.kind = DecisionKind::Rejected;
                 record.set_rejected(&policy.counted, rule, report.client());
                 let seconds = retry_after.map(|wait| retry_after_seconds(wait, report.client()));

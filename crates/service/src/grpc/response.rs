@@ -34,6 +34,11 @@ impl<'n> ResponseBuilder<'n> {
         }
     }
 
+    /// Sets the time of the decision by the store's clock, from which the headers compute times.
+    pub(super) fn set_time(&mut self, at: Timestamp) {
+        self.at = at;
+    }
+
     /// Adds the status of a descriptor. Sets its code.
     pub(super) fn add(&mut self, status: DescriptorStatus, report: Option<LimitReport<'n>>, is_over: bool) {
         self.add_limit(status, report, (is_over, true));
