@@ -23,7 +23,7 @@ use tokio::sync::watch;
 use super::frame::{self, MessageReader};
 use super::message::{RateLimitRequest, ResponseCode};
 use super::rate_limit;
-use super::status::{GRPC, GrpcCode, GrpcError, ok_trailers};
+use super::status::{GRPC, GrpcCode, GrpcError, ok_trailers, shown};
 use super::{health, reflection};
 use crate::auth;
 use crate::worker::ServiceWorker;
@@ -99,7 +99,7 @@ async fn serve_other<S: Store + 'static>(
             Err(error) => Err(error),
         },
         path => {
-            let message = format!("unknown method {path}");
+            let message = format!("unknown method {}", shown(path));
             Err(GrpcError::new(GrpcCode::Unimplemented, message))
         }
     };

@@ -22,7 +22,7 @@ use super::message::{
 };
 use super::request_facts::read_request;
 use super::response::ResponseBuilder;
-use super::status::{GrpcCode, GrpcError};
+use super::status::{GrpcCode, GrpcError, shown};
 use crate::client;
 use crate::worker::{ServedPolicy, ServiceWorker};
 
@@ -84,7 +84,9 @@ async fn rule<'s, S: Store + 'static>(
     let check = RuleCheck { rule, client: &key, cost: Cost::new(hits.unwrap_or(1)) };
     match worker.limiter.check_rule(active, check, scratch, now).await {
         // A misspelt rule must not admit everything.
-        Ruling::NoRule => Err(GrpcError::new(GrpcCode::NotFound, format!("the policy has no rule `{rule}`"))),
+        Ruling::NoRule => {
+            Err(GrpcError::new(GrpcCode::NotFound, format!("the policy has no rule `{}`", shown(rule))))
+        }
         ruling => Ok(ruling),
     }
 }
@@ -107,6 +109,7 @@ impl<'d> NamedRule<'d> {
                 "rule" => &mut rule,
                 "client" => &mut client,
                 key => {
+                    let key = shown(key);
                     let message = format!("a descriptor with the entry `rule` cannot have the entry `{key}`");
                     return Err(GrpcError::invalid(message));
                 }
