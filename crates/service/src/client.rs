@@ -4,7 +4,7 @@ use std::borrow::Cow;
 
 use smallvec::SmallVec;
 use thiserror::Error;
-use tidegate_policy::{ActivePolicy, ClientKind, ClientName, ClientNameError, CounterScope, Identities};
+use tidegate_policy::{ActivePolicy, ClientKind, ClientName, ClientNameError, CounterScope};
 
 /// The longest name of a client, in bytes.
 pub(crate) const MAX_CLIENT: usize = 1 << 10;
@@ -32,12 +32,6 @@ pub(crate) enum RuleClientError {
 /// that a user has chosen cannot name another client.
 pub(crate) fn split_identity(text: &str) -> Result<StatedIdentity<'_>, ClientNameError> {
     text.split_once(':').ok_or(ClientNameError::NoKind)
-}
-
-/// The counter key of the client `text` with one identity, for rules that count each client.
-pub(crate) fn counter_key(identities: &Identities, text: &str) -> Result<Vec<u8>, ClientNameError> {
-    // Only a name with a hash instead of the identity has no key; such a name cannot be made here.
-    ClientName::of_identity(text)?.key(identities).ok_or(ClientNameError::NoKind)
 }
 
 /// The number of identities that `rule` needs; 1 if there is no such rule, or if it does not distinguish clients.

@@ -1,11 +1,12 @@
 //! Decides descriptors that name rules and requests of the policy.
 //!
-//! A descriptor with the entry `rule` is one rule for the client of the entry `client`. Any other descriptor is a request that
+//! A descriptor with the entry `rule` is one rule for the client of the entries `client`. Any other descriptor is a request that
 //! is checked like one of the gateway (see `request_facts`). Each descriptor is a decision of its own, in order. If one is
 //! rejected, the charges of those before it are refunded and those after it are not decided.
 
 use std::net::IpAddr;
 
+use smallvec::SmallVec;
 use tidegate_core::{Cost, Timestamp};
 use tidegate_headers::retry_after_seconds;
 use tidegate_limiter::{
@@ -23,7 +24,7 @@ use super::message::{
 use super::request_facts::read_request;
 use super::response::ResponseBuilder;
 use super::status::{GrpcCode, GrpcError, shown};
-use crate::client;
+use crate::client::{self, RuleClientError, StatedIdentity};
 use crate::worker::{ServedPolicy, ServiceWorker};
 
 /// Decides a call in the policy's own domain.
@@ -76,17 +77,15 @@ async fn rule<'s, S: Store + 'static>(
         return Ok(worker.limiter.check(active, &described.facts(), scratch, now).await);
     };
     let NamedRule { rule, client } = named;
-    let key = match client {
-        Some(client) => client::counter_key(&active.matcher.plan().identities, client)
-            .map_err(|error| GrpcError::invalid(format!("invalid `client`: {error}")))?,
-        None => Vec::new(),
-    };
+    let no_rule = || GrpcError::new(GrpcCode::NotFound, format!("the policy has no rule `{}`", shown(rule)));
+    let key = client::rule_client(active, rule, &client).map_err(|error| match error {
+        RuleClientError::NoRule => no_rule(),
+        error => GrpcError::invalid(format!("invalid `client`: {error}")),
+    })?;
     let check = RuleCheck { rule, client: &key, cost: Cost::new(hits.unwrap_or(1)) };
     match worker.limiter.check_rule(active, check, scratch, now).await {
         // A misspelt rule must not admit everything.
-        Ruling::NoRule => {
-            Err(GrpcError::new(GrpcCode::NotFound, format!("the policy has no rule `{}`", shown(rule))))
-        }
+        Ruling::NoRule => Err(no_rule()),
         ruling => Ok(ruling),
     }
 }
@@ -94,7 +93,8 @@ async fn rule<'s, S: Store + 'static>(
 /// A descriptor that names a rule.
 struct NamedRule<'d> {
     rule: &'d str,
-    client: Option<&'d str>,
+    /// The identities of the client, one for each entry `client`.
+    client: SmallVec<[StatedIdentity<'d>; 2]>,
 }
 
 impl<'d> NamedRule<'d> {
@@ -103,19 +103,20 @@ impl<'d> NamedRule<'d> {
         if !descriptor.entries.iter().any(|entry| entry.key == "rule") {
             return Ok(None);
         }
-        let (mut rule, mut client) = (None, None);
+        let (mut rule, mut client) = (None, SmallVec::new());
         for entry in &descriptor.entries {
-            let target = match entry.key.as_str() {
-                "rule" => &mut rule,
-                "client" => &mut client,
+            match entry.key.as_str() {
+                "rule" if rule.is_none() => rule = Some(entry.value.as_str()),
+                "rule" => return Err(GrpcError::invalid("the descriptor has two entries `rule`")),
+                "client" => client.push(
+                    client::split_identity(&entry.value)
+                        .map_err(|error| GrpcError::invalid(format!("invalid `client`: {error}")))?,
+                ),
                 key => {
                     let key = shown(key);
                     let message = format!("a descriptor with the entry `rule` cannot have the entry `{key}`");
                     return Err(GrpcError::invalid(message));
                 }
-            };
-            if target.replace(entry.value.as_str()).is_some() {
-                return Err(GrpcError::invalid(format!("the descriptor has two entries `{}`", entry.key)));
             }
         }
         Ok(rule.map(|rule| Self { rule, client }))
