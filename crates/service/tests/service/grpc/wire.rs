@@ -106,6 +106,23 @@ async fn grpc_connection_serves_more_bytes_than_its_window() {
 }
 
 #[tokio::test]
+async fn grpc_calls_that_are_cancelled_give_the_window_back() {
+    let service = TestService::start_envoy(CONFIG);
+    let mut client = connect(&service).await;
+    let long = call_of(&"a".repeat(60 << 10));
+    let mut begun = Vec::new();
+    // Together a little less than the window of 1 MiB.
+    for _ in 0..17 {
+        begun.push(client.begin(long.slice(..60 << 10)).await);
+    }
+    assert_eq!(client.call(RLS, &[], call_of("a")).await.code(), 0, "a small call has room");
+    for mut stream in begun {
+        stream.send_reset(h2::Reason::CANCEL);
+    }
+    assert_eq!(client.call(RLS, &[], long).await.code(), 0);
+}
+
+#[tokio::test]
 async fn grpc_timeout_that_has_passed_decides_nothing() {
     let service = TestService::start_envoy(CONFIG);
     let mut client = connect(&service).await;
