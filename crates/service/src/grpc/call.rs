@@ -135,7 +135,7 @@ fn check_head(parts: &Parts) -> Result<(), StatusCode> {
 /// Checks the token, if one is required.
 fn authorize<S: Store + 'static>(worker: &ServiceWorker<S>, headers: &HeaderMap) -> Result<(), GrpcError> {
     let policy = worker.policy();
-    let plan = &policy.active.matcher.plan().service;
+    let plan = &policy.tokens;
     if !auth::needs_token(plan, Protocol::Grpc) {
         return Ok(());
     }

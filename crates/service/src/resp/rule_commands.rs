@@ -11,6 +11,7 @@ use tidegate_telemetry::{DecisionKind, Protocol};
 use super::command::parse_integer;
 use super::frame::Arguments;
 use super::reply::ReplyWriter;
+use super::throttle::STORE_FAILED;
 use crate::client::{self, RuleClientError, StatedIdentity};
 use crate::worker::{ServedPolicy, ServiceWorker};
 
@@ -27,7 +28,7 @@ enum RuleCommandError {
     Client(RuleClientError),
     #[error("NORULE the policy has no such rate limit")]
     NoRule,
-    #[error("STOREFAILED the store is unavailable, so there is no decision")]
+    #[error("{STORE_FAILED}")]
     StoreFailed,
 }
 
@@ -175,12 +176,13 @@ async fn try_peek<S: Store + 'static>(
     let parsed = RuleArguments::parse(arguments, policy, 1)?;
     let mut scratch = Scratch::default();
     let now = worker.now();
-    let report = worker.limiter.peek_rule(&policy.active, parsed.check(), &mut scratch, now).await?;
-    if report.violated().next().is_none() {
-        CheckReply::admitted(&report, TimeSpan::ZERO).write(replies);
-    } else {
-        let retry_after = report.limits().primary().and_then(|limit| limit.retry_after);
-        CheckReply::rejected(&report, retry_after).write(replies);
+    match worker.limiter.preview_rule(&policy.active, parsed.check(), &mut scratch, now).await {
+        Ruling::Admitted(ruling) => CheckReply::admitted(&ruling.report, ruling.delay).write(replies),
+        Ruling::Rejected(ruling) => CheckReply::rejected(&ruling.report, ruling.retry_after).write(replies),
+        Ruling::StoreFailed(ruling) if ruling.is_binding => return Err(RuleCommandError::StoreFailed),
+        Ruling::StoreFailed(ruling) => CheckReply::admitted(&ruling.report, TimeSpan::ZERO).write(replies),
+        // Not returned for a rule by name.
+        Ruling::Banned | Ruling::Exempt(_) | Ruling::NoRule => return Err(RuleCommandError::NoRule),
     }
     Ok(())
 }

@@ -26,7 +26,7 @@ fn connection_commands_reply_as_redis() {
         ("CLIENT SETINFO LIB-NAME redis-py", status("OK")),
         ("CLIENT NO-EVICT ON", status("OK")),
         ("CLIENT NOPE", error("ERR unknown subcommand or wrong number of arguments for 'client|nope'")),
-        ("COMMAND COUNT", Reply::Integer(16)),
+        ("COMMAND COUNT", Reply::Integer(19)),
         ("COMMAND DOCS", Reply::Array(Vec::new())),
         ("COMMAND INFO nope", Reply::Array(vec![Reply::Null])),
         ("CONFIG GET save", Reply::Array(Vec::new())),
@@ -50,7 +50,7 @@ fn connection_commands_reply_as_redis() {
     let Reply::Integer(id) = client.call("CLIENT ID") else { panic!() };
     assert!(matches!(client.call("CLIENT LIST"), Reply::Bulk(list) if list.contains(&format!("id={id} "))));
     let Reply::Array(commands) = client.call("COMMAND") else { panic!() };
-    assert_eq!(commands.len(), 16);
+    assert_eq!(commands.len(), 19);
     assert_eq!(client.call("QUIT"), status("OK"));
     assert!(client.is_closed());
 }
@@ -153,9 +153,12 @@ fn rule_commands_leaky_bucket_reports_the_wait() {
     let service = TestService::start(policy);
     let mut client = RespClient::connect(&service);
     client.call("TIDEGATE.CHECK default user:bob");
-    let Reply::Array(fields) = client.call("TIDEGATE.CHECK default user:bob") else { panic!() };
-    assert_eq!(fields[0], Reply::Integer(1));
-    assert_eq!(fields[5..], [Reply::Integer(1_000), Reply::Integer(1_700_000_001_000_000)]);
+    for command in ["PEEK", "CHECK"] {
+        let reply = client.call(&format!("TIDEGATE.{command} default user:bob"));
+        let Reply::Array(fields) = reply else { panic!() };
+        assert_eq!(fields[0], Reply::Integer(1));
+        assert_eq!(fields[5..], [Reply::Integer(1_000), Reply::Integer(1_700_000_001_000_000)], "{command}");
+    }
 }
 
 #[test]
@@ -241,7 +244,11 @@ fn metrics_count_decisions_by_protocol() {
     };
     assert_eq!(requests("admitted").as_deref(), Some("5"), "{metrics}");
     assert_eq!(requests("rejected").as_deref(), Some("5"), "{metrics}");
-    let exceeded = metrics.lines().filter(|line| line.starts_with("rate_limit_exceeded_total{"));
-    let exceeded = exceeded.filter_map(|line| line.split_whitespace().last()?.parse::<u64>().ok());
-    assert_eq!(exceeded.sum::<u64>(), 2, "{metrics}");
+    let exceeded = |rule: &str| -> u64 {
+        let lines = metrics.lines().filter(|line| line.starts_with("rate_limit_exceeded_total{"));
+        let lines = lines.filter(|line| line.contains(&format!("rule=\"{rule}\"")));
+        lines.filter_map(|line| line.split_whitespace().last()?.parse::<u64>().ok()).sum()
+    };
+    assert_eq!(exceeded("default"), 2, "{metrics}");
+    assert_eq!(exceeded("CL.THROTTLE"), 3, "{metrics}");
 }
