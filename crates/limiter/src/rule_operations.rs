@@ -23,23 +23,6 @@ pub enum RuleError {
 }
 
 impl<S: Store + 'static> Limiter<S> {
-    /// What a rule would decide now, without charging: whether it admits `check`, and the units that remain.
-    pub async fn peek_rule<'a>(
-        &self,
-        policy: &'a ActivePolicy,
-        RuleCheck { rule, client, cost }: RuleCheck<'_>,
-        scratch: &'a mut Scratch,
-        now: Timestamp,
-    ) -> Result<RulingReport<'a>, RuleError> {
-        let matched = policy.matcher.match_rule(rule, client, cost, scratch).ok_or(RuleError::NoRule)?;
-        let decision = self.store().peek(matched.checks(), now).await?;
-        let mut report = RulingReport::new(matched.applied(), decision.at);
-        report.primary = matched.tightest(&decision);
-        report.is_peeked = true;
-        report.decision = Some(decision);
-        Ok(report)
-    }
-
     /// What [`check`](Self::check) would return now, without charging or recording anything. Concurrency limits are not
     /// checked.
     pub async fn preview<'a>(

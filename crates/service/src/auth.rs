@@ -1,29 +1,59 @@
 //! The tokens of clients.
 
-use tidegate_policy::{SecretFile, ServicePlan};
+use std::sync::Arc;
+
+use tidegate_policy::{Secret, ServicePlan};
 use tidegate_telemetry::Protocol;
 
-/// Whether `given` is the token that `plan` requires for `protocol`. Without a required token every client is authorized.
-pub(crate) fn is_authorized(plan: &ServicePlan, protocol: Protocol, given: Option<&[u8]>) -> bool {
-    match required_token(plan, protocol) {
-        Some(token) => given.is_some_and(|given| is_equal(given, token.secret.expose())),
+/// The tokens that the listeners require. A listener that has required a token requires one until the process ends, because its
+/// socket stays open if a new policy moves the listener to another address or removes it.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct ListenerTokens {
+    grpc: Option<Arc<Secret>>,
+    http: Option<Arc<Secret>>,
+    resp: Option<Arc<Secret>>,
+}
+
+impl ListenerTokens {
+    /// The tokens after a change to `plan`. A token that `plan` lacks stays; one that it repeats stays the same value.
+    pub(crate) fn after(&self, plan: &ServicePlan) -> Self {
+        let renew = |old: &Option<Arc<Secret>>, new: &Option<tidegate_policy::ServiceListenerPlan>| {
+            let new = new.as_ref().and_then(|listener| listener.token.as_ref());
+            match (old, new) {
+                (Some(old), Some(new)) if **old != new.secret => Some(Arc::new(new.secret.clone())),
+                (None, Some(new)) => Some(Arc::new(new.secret.clone())),
+                (old, _) => old.clone(),
+            }
+        };
+        Self {
+            grpc: renew(&self.grpc, &plan.grpc),
+            http: renew(&self.http, &plan.http),
+            resp: renew(&self.resp, &plan.resp),
+        }
+    }
+
+    /// The token for `protocol`, if clients need one.
+    pub(crate) fn required(&self, protocol: Protocol) -> Option<&Arc<Secret>> {
+        match protocol {
+            Protocol::Grpc => self.grpc.as_ref(),
+            Protocol::Http => self.http.as_ref(),
+            Protocol::Resp => self.resp.as_ref(),
+            Protocol::Gateway => None,
+        }
+    }
+}
+
+/// Whether `given` is the token for `protocol`. Without a required token every client is authorized.
+pub(crate) fn is_authorized(tokens: &ListenerTokens, protocol: Protocol, given: Option<&[u8]>) -> bool {
+    match tokens.required(protocol) {
+        Some(token) => given.is_some_and(|given| is_equal(given, token.expose())),
         None => true,
     }
 }
 
 /// Whether clients of `protocol` need a token.
-pub(crate) fn needs_token(plan: &ServicePlan, protocol: Protocol) -> bool {
-    required_token(plan, protocol).is_some()
-}
-
-fn required_token(plan: &ServicePlan, protocol: Protocol) -> Option<&SecretFile> {
-    let listener = match protocol {
-        Protocol::Grpc => plan.grpc.as_ref(),
-        Protocol::Http => plan.http.as_ref(),
-        Protocol::Resp => plan.resp.as_ref(),
-        Protocol::Gateway => None,
-    };
-    listener?.token.as_ref()
+pub(crate) fn needs_token(tokens: &ListenerTokens, protocol: Protocol) -> bool {
+    tokens.required(protocol).is_some()
 }
 
 /// Compares without revealing in its duration how much of the token is right.

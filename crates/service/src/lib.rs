@@ -5,7 +5,8 @@
 //! counters of the gateway.
 //!
 //! [`Service::start`] starts one thread for each core; `accept` accepts connections there, `worker` has what the
-//! connections of a thread share, `auth` checks tokens, `reservations` has the charges whose final cost clients set later.
+//! connections of a thread share, `auth` checks tokens, `request` normalises the requests that
+//! clients describe, `reservations` has the charges whose final cost clients set later.
 
 #![forbid(unsafe_code)]
 
@@ -14,6 +15,7 @@ mod auth;
 mod client;
 mod grpc;
 mod http;
+mod request;
 mod reservations;
 mod resp;
 mod server;

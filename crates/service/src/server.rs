@@ -20,6 +20,7 @@ use tokio_rustls::TlsAcceptor;
 use tokio_util::task::TaskTracker;
 
 use crate::accept::ServiceAcceptor;
+use crate::auth::ListenerTokens;
 use crate::grpc::{self, EnvoyHandle};
 use crate::http::HttpState;
 use crate::reservations::ReservationTable;
@@ -36,6 +37,8 @@ pub struct Service<S> {
     connections: Arc<ConnectionLimiter>,
     reservations: Arc<ReservationTable>,
     envoy: Arc<EnvoyHandle>,
+    /// The tokens of the policy with which the service was made.
+    tokens: ListenerTokens,
 }
 
 /// A listener and the protocol that it serves.
@@ -74,7 +77,9 @@ impl<S: Store + 'static> Service<S> {
     /// A service that answers with the decisions of `limiter`.
     pub fn new(limiter: Arc<Limiter<S>>, telemetry: Telemetry) -> Self {
         let connections = ConnectionLimiter::new(MAX_CONNECTIONS, MAX_CONNECTIONS);
-        Self { limiter, telemetry, connections, reservations: Arc::default(), envoy: Arc::default() }
+        let tokens = ListenerTokens::default().after(&limiter.policy().matcher.plan().service);
+        let (reservations, envoy) = (Arc::default(), Arc::default());
+        Self { limiter, telemetry, connections, reservations, envoy, tokens }
     }
 
     /// Replaces the descriptors of Envoy's rate limit service. Counters stay. If the store cannot count the limits, nothing
@@ -137,7 +142,7 @@ impl<S: Store + 'static> Service<S> {
         let (limiter, telemetry) = (Arc::clone(&self.limiter), self.telemetry.clone());
         let (connections, envoy, stop) =
             (Arc::clone(&self.connections), Arc::clone(&self.envoy), stop.clone());
-        let reservations = Arc::clone(&self.reservations);
+        let (reservations, tokens) = (Arc::clone(&self.reservations), self.tokens.clone());
         let (starting, started) = std::sync::mpsc::sync_channel(1);
         let thread = std::thread::Builder::new().name(format!("service-{worker}"));
         let handle = thread.spawn(move || {
@@ -157,7 +162,7 @@ impl<S: Store + 'static> Service<S> {
                 // A closed channel means that the start failed elsewhere; `stop` ends this worker then.
                 let _ = starting.send(Ok(()));
                 let worker = ServiceWorker::new(limiter, telemetry, (HttpState::new(reservations), envoy));
-                run(Rc::new(worker), acceptors, stop, drain).await;
+                run(Rc::new(worker.requiring(&tokens)), acceptors, stop, drain).await;
             });
         });
         let handle = handle.map_err(|source| ServiceStartError::Thread { worker, source })?;

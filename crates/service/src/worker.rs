@@ -4,12 +4,13 @@ use std::cell::RefCell;
 use std::rc::Rc;
 use std::sync::Arc;
 
-use tidegate_core::Timestamp;
+use tidegate_core::{RuleId, Timestamp};
 use tidegate_limiter::Limiter;
 use tidegate_policy::ActivePolicy;
 use tidegate_store::Store;
 use tidegate_telemetry::{Protocol, Recorder, RuleSlots, Telemetry};
 
+use crate::auth::ListenerTokens;
 use crate::grpc::{EnvoyHandle, GrpcState, ServedEnvoyLimits};
 use crate::http::HttpState;
 use crate::resp::RespState;
@@ -34,6 +35,8 @@ pub(crate) struct ServiceWorker<S> {
 pub(crate) struct ServedPolicy {
     pub(crate) active: Arc<ActivePolicy>,
     pub(crate) counted: RuleSlots,
+    /// The tokens of the listeners, which may be older than the policy.
+    pub(crate) tokens: ListenerTokens,
 }
 
 impl<S: Store + 'static> ServiceWorker<S> {
@@ -44,9 +47,19 @@ impl<S: Store + 'static> ServiceWorker<S> {
     ) -> Self {
         let recorder = |protocol| telemetry.recorder(protocol, Arc::clone(limiter.clock()));
         let recorders = [recorder(Protocol::Http), recorder(Protocol::Grpc), recorder(Protocol::Resp)];
-        let policy = RefCell::new(Rc::new(ServedPolicy::new(limiter.policy(), &telemetry)));
+        let policy = RefCell::new(Rc::new(ServedPolicy::new(
+            limiter.policy(),
+            &telemetry,
+            &ListenerTokens::default(),
+        )));
         let (grpc, resp) = (GrpcState::new(envoy), RespState::default());
         Self { limiter, telemetry, recorders, policy, grpc, http, resp }
+    }
+
+    /// Requires at least the tokens of the listeners when they were started: the policy may have changed since.
+    pub(crate) fn requiring(self, tokens: &ListenerTokens) -> Self {
+        let policy = ServedPolicy::new(self.limiter.policy(), &self.telemetry, tokens);
+        Self { policy: RefCell::new(Rc::new(policy)), ..self }
     }
 
     /// The active policy. A request must use one policy from start to end.
@@ -54,9 +67,15 @@ impl<S: Store + 'static> ServiceWorker<S> {
         let active = self.limiter.policy();
         let mut served = self.policy.borrow_mut();
         if !Arc::ptr_eq(&active, &served.active) {
-            *served = Rc::new(ServedPolicy::new(active, &self.telemetry));
+            let policy = ServedPolicy::new(active, &self.telemetry, &served.tokens);
+            *served = Rc::new(policy);
         }
         Rc::clone(&served)
+    }
+
+    /// Metric slots for a rule that is not part of a policy.
+    pub(crate) fn register_rule(&self, rule: RuleId, name: &str) -> RuleSlots {
+        self.telemetry.metrics().register(rule, name)
     }
 
     /// The active Envoy configuration, if there is one. A call must use one configuration from start to end.
@@ -81,8 +100,9 @@ impl<S: Store + 'static> ServiceWorker<S> {
 }
 
 impl ServedPolicy {
-    fn new(active: Arc<ActivePolicy>, telemetry: &Telemetry) -> Self {
+    fn new(active: Arc<ActivePolicy>, telemetry: &Telemetry, tokens: &ListenerTokens) -> Self {
         let counted = telemetry.metrics().apply(active.matcher.plan());
-        Self { active, counted }
+        let tokens = tokens.after(&active.matcher.plan().service);
+        Self { active, counted, tokens }
     }
 }

@@ -18,6 +18,12 @@ for protocol in (2, 3):
     replies = pipeline.execute()
     assert len(replies) == 10_000
     assert sum(reply[0] == 0 for reply in replies) == 4999, replies[-1]
+    # The default of redis-py: a transaction.
+    pipeline = client.pipeline()
+    for _ in range(1_000):
+        pipeline.execute_command("CL.THROTTLE", f"{key}-transaction", 499, 1, 3600)
+    replies = pipeline.execute()
+    assert sum(reply[0] == 0 for reply in replies) == 500, replies[-1]
     check = client.execute_command("TIDEGATE.CHECK", "default", f"user:{key}")
     assert (check["admitted"] is True if protocol == 3 else check[0] == 1), check
     try:

@@ -23,7 +23,7 @@ use tokio::sync::watch;
 use super::frame::{self, MessageReader};
 use super::message::{RateLimitRequest, ResponseCode};
 use super::rate_limit;
-use super::status::{GRPC, GrpcCode, GrpcError, ok_trailers};
+use super::status::{GRPC, GrpcCode, GrpcError, ok_trailers, shown};
 use super::{health, reflection};
 use crate::auth;
 use crate::worker::ServiceWorker;
@@ -99,7 +99,7 @@ async fn serve_other<S: Store + 'static>(
             Err(error) => Err(error),
         },
         path => {
-            let message = format!("unknown method {path}");
+            let message = format!("unknown method {}", shown(path));
             Err(GrpcError::new(GrpcCode::Unimplemented, message))
         }
     };
@@ -135,19 +135,23 @@ fn check_head(parts: &Parts) -> Result<(), StatusCode> {
 /// Checks the token, if one is required.
 fn authorize<S: Store + 'static>(worker: &ServiceWorker<S>, headers: &HeaderMap) -> Result<(), GrpcError> {
     let policy = worker.policy();
-    let plan = &policy.active.matcher.plan().service;
+    let plan = &policy.tokens;
     if !auth::needs_token(plan, Protocol::Grpc) {
         return Ok(());
     }
-    let given = headers.get(AUTHORIZATION).and_then(|value| {
-        let (scheme, token) = value.as_bytes().split_at_checked(7)?;
-        scheme.eq_ignore_ascii_case(b"bearer ").then_some(token)
-    });
-    if auth::is_authorized(plan, Protocol::Grpc, given) {
+    if auth::is_authorized(plan, Protocol::Grpc, bearer_token(headers)) {
         return Ok(());
     }
     let message = "missing or invalid token; send it as `authorization: Bearer TOKEN`";
     Err(GrpcError::new(GrpcCode::Unauthenticated, message))
+}
+
+/// The token of a call. Two headers have none: clients and proxies disagree about which one counts.
+fn bearer_token(headers: &HeaderMap) -> Option<&[u8]> {
+    let mut values = headers.get_all(AUTHORIZATION).iter();
+    let value = values.next().filter(|_| values.next().is_none())?;
+    let (scheme, token) = value.as_bytes().trim_ascii().split_at_checked(b"bearer ".len())?;
+    scheme.eq_ignore_ascii_case(b"bearer ").then_some(token.trim_ascii())
 }
 
 /// The only message of a call, within [`BODY_TIMEOUT`].
@@ -214,7 +218,7 @@ pub(crate) async fn decide_encoded<S: Store + 'static>(
 fn summarize(parts: &Parts, request: &RateLimitRequest, peer: IpAddr) -> RequestSummary {
     let host = parts.uri.authority().map(ToString::to_string).unwrap_or_default();
     let path = rate_limit::path(request);
-    RequestSummary { method: "POST".to_owned(), host, path, peer, version: "HTTP/2.0", bytes: None }
+    RequestSummary { method: "POST".to_owned(), host, path, peer, version: "2", bytes: None }
 }
 
 /// Sends the reply to a unary call.
@@ -233,4 +237,25 @@ pub(super) fn begin_reply(respond: &mut SendResponse<Bytes>) -> Result<SendStrea
     let mut response = Response::new(());
     response.headers_mut().insert(CONTENT_TYPE, GRPC);
     respond.send_response(response, false)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bearer_token_is_read_from_one_header_only() {
+        let token = |values: &[&'static str]| {
+            let lines = values.iter().map(|value| (AUTHORIZATION, HeaderValue::from_static(value)));
+            bearer_token(&lines.collect()).map(<[u8]>::to_vec)
+        };
+        for given in ["Bearer secret", "bearer  secret ", " BEARER secret"] {
+            assert_eq!(token(&[given]).as_deref(), Some(&b"secret"[..]), "{given}");
+        }
+        for other in
+            [&[][..], &["secret"], &["Basic secret"], &["Bearer"], &["Bearer secret", "Bearer secret"]]
+        {
+            assert_eq!(token(other), None, "{other:?}");
+        }
+    }
 }

@@ -26,8 +26,8 @@ const KEEPALIVE: Duration = Duration::from_secs(20);
 /// The largest head of a call in bytes.
 const MAX_HEAD: u32 = 16 << 10;
 /// The largest number of calls at once. It also bounds the responses that a client does not read.
-const MAX_STREAMS: u32 = 1024;
-/// The bytes of bodies that a client may send before calls have read them.
+const MAX_STREAMS: u32 = 128;
+/// The bytes of bodies that a client may send before their calls are answered.
 const CONNECTION_WINDOW: u32 = 1 << 20;
 
 /// A call whose head has arrived.

@@ -48,8 +48,8 @@ pub(super) async fn decide<S: Store + 'static>(
     };
     let decision = match decision {
         Ok(decision) => Some(decision),
-        // Limits in shadow mode never reject.
-        Err(_) if found.iter().all(|found| found.role() == Role::Advisory) => None,
+        // Without a counter that can reject the call, the store does not matter.
+        Err(_) if !found.iter().any(FoundDescriptor::can_reject) => None,
         Err(_) => {
             record.finish_decision(DecisionKind::StoreFailed);
             return Err(GrpcError::new(GrpcCode::Unavailable, "the store of the counters is unavailable"));
@@ -135,6 +135,11 @@ impl<'d> FoundDescriptor<'d> {
     /// Whether it rejects the call, whatever the counters are.
     fn is_blocked(&self) -> bool {
         self.exceeds_zero() && self.role() == Role::Binding
+    }
+
+    /// Whether its counter decides about the call.
+    fn can_reject(&self) -> bool {
+        self.role() == Role::Binding && self.rate().is_some_and(|rate| rate.limit.is_some())
     }
 
     fn check<'c>(&'c self, keys: &'c [u8]) -> Option<Check<'c>> {
@@ -308,4 +313,33 @@ fn add_status<'d>(
     // Limits in shadow mode are not reported in headers.
     let is_announced = found.role() == Role::Binding;
     response.add_limit(status, report, (is_over, is_announced));
+}
+
+#[cfg(test)]
+mod tests {
+    use tidegate_policy::{EnvoyFile, EnvoyLimits};
+
+    use super::super::message::DescriptorEntry;
+    use super::*;
+
+    #[test]
+    fn descriptor_without_a_counter_or_in_shadow_mode_cannot_reject() {
+        let config = b"
+domain: d
+descriptors:
+  - { key: user, rate_limit: { unit: minute, requests_per_unit: 2 } }
+  - { key: shadow, shadow_mode: true, rate_limit: { unit: minute, requests_per_unit: 2 } }
+  - { key: free, rate_limit: { unlimited: true } }
+";
+        let file = EnvoyFile { name: "d.yaml".to_owned(), bytes: config.to_vec() };
+        let limits = EnvoyLimits::compile(&[file]).unwrap_or_else(|problems| panic!("{problems}"));
+        let domain = limits.domain("d").unwrap();
+        for (key, expected) in [("user", true), ("shadow", false), ("free", false), ("other", false)] {
+            let entries = vec![DescriptorEntry { key: key.to_owned(), value: "a".to_owned() }];
+            let descriptor = RateLimitDescriptor { entries, limit: None, hits_addend: None };
+            let request = RateLimitRequest { domain: "d".to_owned(), ..RateLimitRequest::default() };
+            let found = FoundDescriptor::find(domain, &request, &descriptor, &mut Vec::new()).unwrap();
+            assert_eq!(found.can_reject(), expected, "{key}");
+        }
+    }
 }

@@ -12,19 +12,25 @@ pub(super) const MAX_MESSAGE: usize = 64 << 10;
 const PREFIX: usize = 5;
 
 /// The messages of a request body.
+///
+/// A message keeps its part of the flow-control windows until the next one is read or the reader is dropped. The window of the
+/// connection therefore bounds the bytes of all messages that wait or are being decided, however many calls there are.
 #[derive(Debug)]
 pub(super) struct MessageReader {
     body: RecvStream,
     buffer: BytesMut,
+    /// The bytes that were read and are still part of the windows.
+    held: usize,
 }
 
 impl MessageReader {
     pub(super) fn new(body: RecvStream) -> Self {
-        Self { body, buffer: BytesMut::new() }
+        Self { body, buffer: BytesMut::new(), held: 0 }
     }
 
     /// The next message; `None` at the end of the body.
     pub(super) async fn next(&mut self) -> Result<Option<Bytes>, GrpcError> {
+        self.release_earlier();
         loop {
             if let Some(message) = take_message(&mut self.buffer)? {
                 return Ok(Some(message));
@@ -59,9 +65,19 @@ impl MessageReader {
         }
         let Some(data) = self.body.data().await else { return Ok(None) };
         let data = data.map_err(|_| incomplete())?;
-        // The buffer holds at most one message, so the window can be opened at once.
-        let _ = self.body.flow_control().release_capacity(data.len());
+        self.held += data.len();
         Ok(Some(data))
+    }
+
+    /// Opens the windows by the bytes of the messages before the one that is read next. The last one is released when the
+    /// stream is dropped.
+    fn release_earlier(&mut self) {
+        let earlier = self.held.saturating_sub(self.buffer.len());
+        if earlier > 0 {
+            self.held -= earlier;
+            // The stream has ended if this fails; its bytes are released with it.
+            let _ = self.body.flow_control().release_capacity(earlier);
+        }
     }
 
     fn append(&mut self, data: Bytes) {

@@ -8,7 +8,7 @@ use tokio::sync::watch;
 
 use super::call::begin_reply;
 use super::frame;
-use super::status::{GrpcCode, GrpcError, ok_trailers};
+use super::status::{GrpcCode, GrpcError, ok_trailers, shown};
 
 pub(super) const CHECK: &str = "/grpc.health.v1.Health/Check";
 pub(super) const WATCH: &str = "/grpc.health.v1.Health/Watch";
@@ -45,7 +45,7 @@ pub(super) fn check(request: &HealthCheckRequest) -> Result<HealthCheckResponse,
     if SERVICES.contains(&request.service.as_str()) {
         return Ok(HealthCheckResponse { status: ServingStatus::Serving.into() });
     }
-    Err(GrpcError::new(GrpcCode::NotFound, format!("unknown service `{}`", request.service)))
+    Err(GrpcError::new(GrpcCode::NotFound, format!("unknown service `{}`", shown(&request.service))))
 }
 
 /// Sends the status, and the next one when the service stops.

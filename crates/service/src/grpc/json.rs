@@ -59,7 +59,7 @@ struct JsonRequest {
     #[serde(default)]
     descriptors: Vec<JsonDescriptor>,
     #[serde(default, alias = "hits_addend")]
-    hits_addend: Option<JsonNumber>,
+    hits_addend: Option<JsonNumber<u32>>,
 }
 
 #[derive(Deserialize)]
@@ -70,7 +70,7 @@ struct JsonDescriptor {
     #[serde(default)]
     limit: Option<JsonOverride>,
     #[serde(default, alias = "hits_addend")]
-    hits_addend: Option<JsonNumber>,
+    hits_addend: Option<JsonNumber<u64>>,
 }
 
 #[derive(Deserialize)]
@@ -86,17 +86,17 @@ struct JsonEntry {
 #[serde(deny_unknown_fields, rename_all = "camelCase")]
 struct JsonOverride {
     #[serde(default, alias = "requests_per_unit")]
-    requests_per_unit: Option<JsonNumber>,
+    requests_per_unit: Option<JsonNumber<u32>>,
     #[serde(default)]
     unit: JsonUnit,
 }
 
 /// A number, which may be a string: protobuf writes 64-bit numbers as strings.
 #[derive(Clone, Copy, Deserialize)]
-#[serde(try_from = "Value")]
-struct JsonNumber(u64);
+#[serde(try_from = "Value", bound(deserialize = "N: TryFrom<u64>"))]
+struct JsonNumber<N>(N);
 
-impl TryFrom<Value> for JsonNumber {
+impl<N: TryFrom<u64>> TryFrom<Value> for JsonNumber<N> {
     type Error = &'static str;
 
     fn try_from(value: Value) -> Result<Self, Self::Error> {
@@ -105,7 +105,8 @@ impl TryFrom<Value> for JsonNumber {
             Value::String(text) => text.parse().ok(),
             _ => None,
         };
-        number.map(Self).ok_or("expected a whole number that is not negative")
+        let number = number.and_then(|number| N::try_from(number).ok());
+        number.map(Self).ok_or("expected a whole number that is not negative and not too large for its field")
     }
 }
 
@@ -133,7 +134,7 @@ impl TryFrom<Value> for JsonUnit {
 impl From<JsonRequest> for RateLimitRequest {
     fn from(JsonRequest { domain, descriptors, hits_addend }: JsonRequest) -> Self {
         let descriptors = descriptors.into_iter().map(RateLimitDescriptor::from).collect();
-        Self { domain, descriptors, hits_addend: narrow(hits_addend) }
+        Self { domain, descriptors, hits_addend: hits_addend.map_or(0, |JsonNumber(hits)| hits) }
     }
 }
 
@@ -141,15 +142,11 @@ impl From<JsonDescriptor> for RateLimitDescriptor {
     fn from(JsonDescriptor { entries, limit, hits_addend }: JsonDescriptor) -> Self {
         let entries = entries.into_iter().map(|JsonEntry { key, value }| DescriptorEntry { key, value });
         let limit = limit.map(|JsonOverride { requests_per_unit, unit }| LimitOverride {
-            requests_per_unit: narrow(requests_per_unit),
+            requests_per_unit: requests_per_unit.map_or(0, |JsonNumber(requests)| requests),
             unit: unit.0,
         });
         Self { entries: entries.collect(), limit, hits_addend: hits_addend.map(|JsonNumber(hits)| hits) }
     }
-}
-
-fn narrow(number: Option<JsonNumber>) -> u32 {
-    number.map_or(0, |JsonNumber(number)| u32::try_from(number).unwrap_or(u32::MAX))
 }
 
 #[derive(Serialize)]
@@ -256,6 +253,9 @@ mod tests {
             "[]",
             r#"{"domains": "d"}"#,
             r#"{"hitsAddend": -1}"#,
+            r#"{"hitsAddend": 4294967296}"#,
+            r#"{"descriptors": [{"limit": {"requestsPerUnit": "4294967296"}}]}"#,
+            r#"{"descriptors": [{"hitsAddend": 18446744073709551616}]}"#,
             r#"{"descriptors": [{"limit": {"unit": "AGE"}}]}"#,
         ] {
             assert!(parse(text.as_bytes()).is_err(), "{text}");

@@ -1,11 +1,12 @@
 //! Decides descriptors that name rules and requests of the policy.
 //!
-//! A descriptor with the entry `rule` is one rule for the client of the entry `client`. Any other descriptor is a request that
+//! A descriptor with the entry `rule` is one rule for the client of the entries `client`. Any other descriptor is a request that
 //! is checked like one of the gateway (see `request_facts`). Each descriptor is a decision of its own, in order. If one is
 //! rejected, the charges of those before it are refunded and those after it are not decided.
 
 use std::net::IpAddr;
 
+use smallvec::SmallVec;
 use tidegate_core::{Cost, Timestamp};
 use tidegate_headers::retry_after_seconds;
 use tidegate_limiter::{
@@ -20,10 +21,10 @@ use super::descriptors::response_unit;
 use super::message::{
     CurrentLimit, DescriptorStatus, RateLimitDescriptor, RateLimitRequest, RateLimitResponse, ResponseUnit,
 };
-use super::request_facts::RequestDescription;
+use super::request_facts::read_request;
 use super::response::ResponseBuilder;
-use super::status::{GrpcCode, GrpcError};
-use crate::client;
+use super::status::{GrpcCode, GrpcError, shown};
+use crate::client::{self, RuleClientError, StatedIdentity};
 use crate::worker::{ServedPolicy, ServiceWorker};
 
 /// Decides a call in the policy's own domain.
@@ -72,19 +73,19 @@ async fn rule<'s, S: Store + 'static>(
                 "`hits_addend` needs the entry `rule`; the policy sets the cost of a request",
             ));
         }
-        let description = RequestDescription::read(&active.matcher, descriptor, peer)?;
-        return Ok(worker.limiter.check(active, &description.facts(), scratch, now).await);
+        let described = read_request(active, descriptor, peer)?;
+        return Ok(worker.limiter.check(active, &described.facts(), scratch, now).await);
     };
     let NamedRule { rule, client } = named;
-    let key = match client {
-        Some(client) => client::counter_key(&active.matcher.plan().identities, client)
-            .map_err(|error| GrpcError::invalid(format!("invalid `client`: {error}")))?,
-        None => Vec::new(),
-    };
+    let no_rule = || GrpcError::new(GrpcCode::NotFound, format!("the policy has no rule `{}`", shown(rule)));
+    let key = client::rule_client(active, rule, &client).map_err(|error| match error {
+        RuleClientError::NoRule => no_rule(),
+        error => GrpcError::invalid(format!("invalid `client`: {error}")),
+    })?;
     let check = RuleCheck { rule, client: &key, cost: Cost::new(hits.unwrap_or(1)) };
     match worker.limiter.check_rule(active, check, scratch, now).await {
         // A misspelt rule must not admit everything.
-        Ruling::NoRule => Err(GrpcError::new(GrpcCode::NotFound, format!("the policy has no rule `{rule}`"))),
+        Ruling::NoRule => Err(no_rule()),
         ruling => Ok(ruling),
     }
 }
@@ -92,7 +93,8 @@ async fn rule<'s, S: Store + 'static>(
 /// A descriptor that names a rule.
 struct NamedRule<'d> {
     rule: &'d str,
-    client: Option<&'d str>,
+    /// The identities of the client, one for each entry `client`.
+    client: SmallVec<[StatedIdentity<'d>; 2]>,
 }
 
 impl<'d> NamedRule<'d> {
@@ -101,18 +103,20 @@ impl<'d> NamedRule<'d> {
         if !descriptor.entries.iter().any(|entry| entry.key == "rule") {
             return Ok(None);
         }
-        let (mut rule, mut client) = (None, None);
+        let (mut rule, mut client) = (None, SmallVec::new());
         for entry in &descriptor.entries {
-            let target = match entry.key.as_str() {
-                "rule" => &mut rule,
-                "client" => &mut client,
+            match entry.key.as_str() {
+                "rule" if rule.is_none() => rule = Some(entry.value.as_str()),
+                "rule" => return Err(GrpcError::invalid("the descriptor has two entries `rule`")),
+                "client" => client.push(
+                    client::split_identity(&entry.value)
+                        .map_err(|error| GrpcError::invalid(format!("invalid `client`: {error}")))?,
+                ),
                 key => {
+                    let key = shown(key);
                     let message = format!("a descriptor with the entry `rule` cannot have the entry `{key}`");
                     return Err(GrpcError::invalid(message));
                 }
-            };
-            if target.replace(entry.value.as_str()).is_some() {
-                return Err(GrpcError::invalid(format!("the descriptor has two entries `{}`", entry.key)));
             }
         }
         Ok(rule.map(|rule| Self { rule, client }))
@@ -139,15 +143,18 @@ impl<S: Store + 'static> PolicyDecision<S> {
             }
         };
         match ruling {
-            // Its concurrency permits are released at once: the end of the request is not known here.
+            // Its concurrency permits are released at once: the end of the request is not known here. The delay of a leaky
+            // bucket is not reported: Envoy has no field for it.
             Ruling::Admitted(AdmittedRuling { report, .. }) => {
                 shadow(&report);
+                response.set_time(report.at());
                 self.kind = DecisionKind::Admitted;
                 self.charges.push(worker.limiter.refund_guard(&report));
                 add_limits(response, &report.limits(), false);
             }
             Ruling::Rejected(RejectedRuling { report, rule, retry_after, .. }) => {
                 shadow(&report);
+                response.set_time(report.at());
                 self.kind = DecisionKind::Rejected;
                 record.set_rejected(&policy.counted, rule, report.client());
                 let seconds = retry_after.map(|wait| retry_after_seconds(wait, report.client()));

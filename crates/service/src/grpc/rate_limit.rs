@@ -17,8 +17,8 @@ use crate::worker::ServiceWorker;
 const POLICY_DOMAIN: &str = "tidegate";
 /// The largest number of descriptors of a call. They are one decision, so more would delay other clients.
 const MAX_DESCRIPTORS: usize = 128;
-/// The largest number of entries of a descriptor.
-const MAX_ENTRIES: usize = 256;
+/// The largest number of entries of all descriptors of a call. In memory, an entry is far larger than in a message.
+const MAX_ENTRIES: usize = 1024;
 
 /// Decides a call of `peer`. Nothing is decided after the deadline.
 pub(super) async fn decide<S: Store + 'static>(
@@ -38,8 +38,10 @@ pub(super) async fn decide<S: Store + 'static>(
         let message = format!("the call has more than {MAX_DESCRIPTORS} descriptors");
         return Err(GrpcError::invalid(message));
     }
-    if request.descriptors.iter().any(|descriptor| descriptor.entries.len() > MAX_ENTRIES) {
-        return Err(GrpcError::invalid(format!("a descriptor has more than {MAX_ENTRIES} entries")));
+    if request.descriptors.iter().map(|descriptor| descriptor.entries.len()).sum::<usize>() > MAX_ENTRIES {
+        return Err(GrpcError::invalid(format!(
+            "the call has more than {MAX_ENTRIES} entries of descriptors"
+        )));
     }
     let now = record.start_decision();
     if deadline.is_some_and(|deadline| deadline.has_passed(now)) {

@@ -34,6 +34,11 @@ impl<'n> ResponseBuilder<'n> {
         }
     }
 
+    /// Sets the time of the decision by the store's clock, from which the headers compute times.
+    pub(super) fn set_time(&mut self, at: Timestamp) {
+        self.at = at;
+    }
+
     /// Adds the status of a descriptor. Sets its code.
     pub(super) fn add(&mut self, status: DescriptorStatus, report: Option<LimitReport<'n>>, is_over: bool) {
         self.add_limit(status, report, (is_over, true));
@@ -89,9 +94,8 @@ impl<'n> ResponseBuilder<'n> {
         worker: &ServiceWorker<S>,
         record: &mut RequestRecord<'_>,
     ) -> Vec<AddedHeader> {
-        let tightest = || (0..self.announced.len()).min_by_key(|index| self.announced[*index].remaining);
-        let primary = self.rejecting.or_else(tightest).and_then(|index| self.announced.get(index));
-        let Some(primary) = primary else { return Vec::new() };
+        let rejecting = self.rejecting.and_then(|index| self.announced.get(index));
+        let Some(primary) = rejecting.or_else(|| tightest(&self.announced)) else { return Vec::new() };
         record.set_limit(primary.name, primary.quota, primary.remaining);
         let policy = worker.policy();
         let styles = &policy.active.matcher.plan().headers;
@@ -112,6 +116,15 @@ impl<'n> ResponseBuilder<'n> {
     }
 }
 
+/// The limit of which the smallest fraction is left.
+fn tightest<'r, 'n>(limits: &'r [LimitReport<'n>]) -> Option<&'r LimitReport<'n>> {
+    // Compares a/b with c/d by cross-multiplication; the products fit 128 bits. Nothing is left of a quota of zero.
+    let product = |remaining: u64, quota: u64| u128::from(remaining) * u128::from(quota.max(1));
+    limits
+        .iter()
+        .min_by(|one, other| product(one.remaining, other.quota).cmp(&product(other.remaining, one.quota)))
+}
+
 /// The report of a limit that admits no request.
 pub(super) fn blocked_report(name: &str, window: TimeSpan) -> LimitReport<'_> {
     LimitReport {
@@ -122,5 +135,24 @@ pub(super) fn blocked_report(name: &str, window: TimeSpan) -> LimitReport<'_> {
         reset_after: TimeSpan::ZERO,
         retry_after: None,
         unit: LimitUnit::Requests,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tightest_limit_has_the_smallest_remaining_fraction() {
+        let report = |name, remaining, quota| LimitReport {
+            remaining,
+            quota,
+            ..blocked_report(name, TimeSpan::from_secs(60))
+        };
+        let limits = [report("second", 5, 10), report("day", 40, 10_000), report("most", u64::MAX, u64::MAX)];
+        assert_eq!(tightest(&limits).map(|limit| limit.name), Some("day"));
+        let with_zero = [limits[1], report("blocked", 0, 0), limits[2]];
+        assert_eq!(tightest(&with_zero).map(|limit| limit.name), Some("blocked"));
+        assert_eq!(tightest(&[]), None);
     }
 }

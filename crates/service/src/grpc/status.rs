@@ -9,6 +9,8 @@ use http::{HeaderMap, Response};
 pub(super) const GRPC: HeaderValue = HeaderValue::from_static("application/grpc");
 const STATUS: HeaderName = HeaderName::from_static("grpc-status");
 const MESSAGE: HeaderName = HeaderName::from_static("grpc-message");
+/// The longest message that is sent. Clients limit the size of headers.
+const MAX_MESSAGE_CHARACTERS: usize = 400;
 
 /// The status code of a failed call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -58,7 +60,7 @@ impl GrpcError {
     pub(super) fn trailers(&self) -> HeaderMap {
         let mut trailers = HeaderMap::with_capacity(2);
         trailers.insert(STATUS, HeaderValue::from(self.code as u16));
-        trailers.insert(MESSAGE, percent_encoded(&self.message));
+        trailers.insert(MESSAGE, percent_encoded(beginning(&self.message, MAX_MESSAGE_CHARACTERS)));
         trailers
     }
 
@@ -76,6 +78,15 @@ pub(super) fn ok_trailers() -> HeaderMap {
     let mut trailers = HeaderMap::with_capacity(1);
     trailers.insert(STATUS, HeaderValue::from_static("0"));
     trailers
+}
+
+/// Text of a client as messages show it: its beginning.
+pub(super) fn shown(text: &str) -> &str {
+    beginning(text, 100)
+}
+
+fn beginning(text: &str, characters: usize) -> &str {
+    text.char_indices().nth(characters).map_or(text, |(end, _)| text.get(..end).unwrap_or_default())
 }
 
 /// Encodes text for `grpc-message`: visible ASCII and spaces except `%` stay as they are.
@@ -103,5 +114,13 @@ mod tests {
         let trailers = GrpcError::new(GrpcCode::NotFound, "no 100% `é`\n").trailers();
         assert_eq!(trailers["grpc-status"], "5");
         assert_eq!(trailers["grpc-message"], "no 100%25 `%C3%A9`%0A");
+    }
+
+    #[test]
+    fn error_message_shows_the_beginning_of_long_text() {
+        assert_eq!(shown("é"), "é");
+        assert_eq!(shown(&"é".repeat(101)), "é".repeat(100));
+        let trailers = GrpcError::invalid("a".repeat(1_000)).trailers();
+        assert_eq!(trailers["grpc-message"].len(), MAX_MESSAGE_CHARACTERS);
     }
 }

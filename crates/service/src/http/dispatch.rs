@@ -165,7 +165,7 @@ fn check_token<S: Store + 'static>(
     endpoint: Endpoint,
     headers: &HeaderMap,
 ) -> Result<(), HttpError> {
-    let service = &call.policy.active.matcher.plan().service;
+    let service = &call.policy.tokens;
     if !auth::needs_token(service, Protocol::Http) {
         return Ok(());
     }

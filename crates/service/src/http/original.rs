@@ -5,13 +5,14 @@
 //! appears twice must be the same both times, in one family of headers or in both. Otherwise the request is rejected: the
 //! client must not choose which of the two is believed.
 
+use std::fmt;
 use std::net::{IpAddr, SocketAddr};
 
 use http::HeaderMap;
-use http::header::{HeaderName, HeaderValue};
+use http::header::{CONNECTION, CONTENT_LENGTH, HOST, HeaderName, HeaderValue, TRANSFER_ENCODING, UPGRADE};
 
 use super::error::{HttpError, invalid};
-use super::facts::{DescribedRequest, remove_connection_headers, remove_proxy_headers};
+use crate::request::{DescribedRequest, remove_proxy_headers, trim_values};
 
 /// The token of the listener. `Authorization` is that of the original client.
 pub(super) const TOKEN: HeaderName = HeaderName::from_static("x-tidegate-token");
@@ -25,7 +26,6 @@ const FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
 const REAL_IP: HeaderName = HeaderName::from_static("x-real-ip");
 
 /// What a proxy says about a request.
-#[derive(Debug)]
 pub(super) struct OriginalRequest {
     pub(super) method: HeaderValue,
     pub(super) target: HeaderValue,
@@ -37,6 +37,8 @@ pub(super) struct OriginalRequest {
 impl OriginalRequest {
     /// Reads the headers of a request from a trusted proxy. The other headers are those of the original request.
     pub(super) fn read(mut headers: HeaderMap) -> Result<Self, HttpError> {
+        // HTTP/2 transmits the white space around values.
+        trim_values(&mut headers);
         let method = stated(&headers, [ORIGINAL_METHOD, FORWARDED_METHOD])?;
         let target = stated(&headers, [ORIGINAL_URI, FORWARDED_URI])?;
         let host = stated(&headers, [ORIGINAL_HOST, FORWARDED_HOST])?;
@@ -50,8 +52,10 @@ impl OriginalRequest {
             (None, None) => return Err(missing(&REAL_IP, &FORWARDED_FOR)),
         };
         remove_proxy_headers(&mut headers);
-        remove_connection_headers(&mut headers);
-        headers.remove(TOKEN);
+        // These belong to the connection of the proxy and not to the original request.
+        for name in [CONNECTION, TRANSFER_ENCODING, CONTENT_LENGTH, UPGRADE, HOST, TOKEN] {
+            headers.remove(name);
+        }
         Ok(Self { method, target, host, peer, headers })
     }
 
@@ -73,6 +77,15 @@ impl OriginalRequest {
             headers: std::mem::take(&mut self.headers),
             peer: self.peer,
         }
+    }
+}
+
+impl fmt::Debug for OriginalRequest {
+    /// Without the target and the headers, which may contain secrets of clients.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { method, host, peer, .. } = self;
+        let mut shown = f.debug_struct("OriginalRequest");
+        shown.field("method", method).field("host", host).field("peer", peer).finish_non_exhaustive()
     }
 }
 
@@ -217,12 +230,21 @@ mod tests {
     }
 
     #[test]
+    fn original_request_with_white_space_around_values_is_trimmed() {
+        let lines = [NGINX[0], NGINX[1], ("x-original-host", "api.example.org\t"), NGINX[3]];
+        let read = read(&[&lines, &[("x-forwarded-host", " api.example.org")]]).unwrap();
+        assert_eq!(read.host, "api.example.org");
+    }
+
+    #[test]
     fn original_request_keeps_only_the_headers_of_the_client() {
         let mut read = read(&[
             &NGINX,
             &[("x-tidegate-token", "secret"), ("authorization", "Bearer a"), ("connection", "x-a")],
+            &[("host", "127.0.0.1:8082")],
         ])
         .unwrap();
+        assert!(!format!("{read:?}").contains("Bearer"), "{read:?}");
         let names: Vec<_> = read.described().headers.keys().map(|name| name.as_str().to_owned()).collect();
         assert_eq!(names, ["authorization"]);
     }

@@ -1,18 +1,21 @@
 //! Executes the commands that one read has brought.
 
 use tidegate_store::Store;
-use tidegate_telemetry::Protocol;
 
 use super::client_state::RespClientState;
 use super::command::{self, NextStep};
 use super::frame::CommandParser;
 use super::reply::ReplyWriter;
 use super::throttle::ThrottleBatch;
-use crate::auth;
-use crate::worker::ServiceWorker;
+use super::transaction::{self, TransactionStep};
+use crate::worker::{ServedPolicy, ServiceWorker};
 
 /// While more bytes of replies than this are unsent, no further command of the connection is executed or read.
 pub(crate) const MAX_OUTPUT: usize = 256 << 10;
+/// The same for a client that still has to authenticate.
+pub(crate) const MAX_LOCKED_OUTPUT: usize = 4 << 10;
+/// The most bytes that are kept of a command before authentication.
+pub(crate) const MAX_LOCKED_INPUT: usize = 16 << 10;
 
 /// Executes commands in order. Consecutive `CL.THROTTLE` commands are decided together.
 #[derive(Debug, Default)]
@@ -54,40 +57,107 @@ impl CommandBatch {
         client: &mut RespClientState,
         worker: &ServiceWorker<S>,
     ) -> BatchProgress {
-        let needs_token =
-            || auth::needs_token(&worker.policy().active.matcher.plan().service, Protocol::Resp);
-        let is_locked = !client.is_authenticated && needs_token();
+        // Each command is authorized by the state that those before it left, and by one policy.
+        let policy = &*worker.policy();
         let (mut consumed, mut commands) = (0, 0);
         let end = loop {
-            if unsent + self.output.len() > MAX_OUTPUT {
+            let is_locked = !client.is_authorized(&policy.tokens);
+            let max = if is_locked { MAX_LOCKED_OUTPUT } else { MAX_OUTPUT };
+            if unsent + self.output.len() > max {
                 break BatchEnd::OutputFull;
             }
             let rest = input.get(consumed..).unwrap_or_default();
-            let length = match self.parser.parse(rest) {
+            let parsed = self.parser.parse(rest).map_err(|error| error.to_string());
+            let length = match parsed {
                 Ok(Some(length)) => length,
-                Ok(None) => break BatchEnd::Incomplete,
-                Err(error) => {
-                    self.decide(input, client, worker).await;
-                    let mut replies = ReplyWriter::new(&mut self.output, client.is_resp3);
-                    replies.error(format!("ERR Protocol error: {error}"));
-                    break BatchEnd::Close;
+                Ok(None) if !is_locked || rest.len() <= MAX_LOCKED_INPUT => break BatchEnd::Incomplete,
+                Ok(None) => {
+                    break self.refuse("too big command before authentication", input, client, worker).await;
                 }
+                Err(error) => break self.refuse(&error, input, client, worker).await,
             };
-            let arguments = self.parser.arguments(rest);
-            if (client.is_authenticated || !is_locked) && command::is_throttle(&arguments) {
-                self.throttle(input, consumed, client, worker).await;
-            } else if !arguments.is_empty() {
-                // Before the command, so that its reply follows theirs.
-                Self::decide_with(&mut self.throttles, &mut self.output, input, client, worker).await;
-                if command::execute(&arguments, client, worker, &mut self.output).await == NextStep::Close {
-                    break BatchEnd::Close;
-                }
+            let next = self.step(input, consumed, client, (worker, policy)).await;
+            if next == NextStep::Close {
+                break BatchEnd::Close;
             }
             consumed += length;
             commands += 1;
         };
         self.decide(input, client, worker).await;
+        client.is_locked = !client.is_authorized(&policy.tokens);
         BatchProgress { consumed, commands, end }
+    }
+
+    /// Answers bytes that are not a command.
+    async fn refuse<S: Store + 'static>(
+        &mut self,
+        reason: &str,
+        input: &[u8],
+        client: &RespClientState,
+        worker: &ServiceWorker<S>,
+    ) -> BatchEnd {
+        self.decide(input, client, worker).await;
+        let mut replies = ReplyWriter::new(&mut self.output, client.is_resp3);
+        replies.error(format!("ERR Protocol error: {reason}"));
+        BatchEnd::Close
+    }
+
+    /// Executes the command that was parsed at `start` of `input`, or adds it to those that are decided together.
+    async fn step<S: Store + 'static>(
+        &mut self,
+        input: &[u8],
+        start: usize,
+        client: &mut RespClientState,
+        (worker, policy): (&ServiceWorker<S>, &ServedPolicy),
+    ) -> NextStep {
+        let arguments = self.parser.arguments(input.get(start..).unwrap_or_default());
+        if arguments.is_empty() {
+            return NextStep::Continue;
+        }
+        if client.transaction.is_none()
+            && command::is_throttle(&arguments)
+            && client.is_authorized(&policy.tokens)
+        {
+            self.throttle(input, start, client, worker).await;
+            return NextStep::Continue;
+        }
+        // Before the command, so that its reply follows theirs.
+        Self::decide_with(&mut self.throttles, &mut self.output, input, client, worker).await;
+        if transaction::concerns(&arguments, client) {
+            let mut replies = ReplyWriter::new(&mut self.output, client.is_resp3);
+            match transaction::step(&arguments, client, &policy.tokens, &mut replies) {
+                TransactionStep::Outside => {}
+                TransactionStep::Answered => return NextStep::Continue,
+                TransactionStep::Execute(commands, len) => {
+                    replies.array(len);
+                    self.execute_all(&commands, client, (worker, policy)).await;
+                    return NextStep::Continue;
+                }
+            }
+        }
+        command::execute(&arguments, client, (worker, policy), &mut self.output).await
+    }
+
+    /// Executes the commands of a transaction.
+    async fn execute_all<S: Store + 'static>(
+        &mut self,
+        commands: &[u8],
+        client: &mut RespClientState,
+        (worker, policy): (&ServiceWorker<S>, &ServedPolicy),
+    ) {
+        let mut start = 0;
+        while let Ok(Some(length)) = self.parser.parse(commands.get(start..).unwrap_or_default()) {
+            let arguments = self.parser.arguments(commands.get(start..).unwrap_or_default());
+            if command::is_throttle(&arguments) {
+                self.throttle(commands, start, client, worker).await;
+            } else {
+                Self::decide_with(&mut self.throttles, &mut self.output, commands, client, worker).await;
+                // None of these commands closes the connection.
+                let _ = command::execute(&arguments, client, (worker, policy), &mut self.output).await;
+            }
+            start += length;
+        }
+        self.decide(commands, client, worker).await;
     }
 
     /// Adds the last command to those that are decided together.

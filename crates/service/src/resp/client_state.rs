@@ -1,6 +1,13 @@
 //! What a connection knows about its client.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+
+use tidegate_policy::Secret;
+use tidegate_telemetry::Protocol;
+
+use super::transaction::Transaction;
+use crate::auth::ListenerTokens;
 
 /// The id of the next connection, for `CLIENT ID`.
 static NEXT_ID: AtomicU64 = AtomicU64::new(1);
@@ -10,19 +17,36 @@ static NEXT_ID: AtomicU64 = AtomicU64::new(1);
 pub(crate) struct RespClientState {
     pub(crate) id: u64,
     pub(crate) is_resp3: bool,
-    /// Whether the client sent the token.
-    pub(crate) is_authenticated: bool,
+    /// The token that the client has sent.
+    pub(crate) token: Option<Arc<Secret>>,
     pub(crate) name: Vec<u8>,
+    /// Whether the client had to authenticate before its next command when its last one was executed.
+    pub(crate) is_locked: bool,
+    /// The commands since `MULTI`.
+    pub(crate) transaction: Option<Transaction>,
 }
 
 impl RespClientState {
     pub(crate) fn new() -> Self {
-        let id = NEXT_ID.fetch_add(1, Ordering::Relaxed);
-        Self { id, is_resp3: false, is_authenticated: false, name: Vec::new() }
+        Self::with_id(NEXT_ID.fetch_add(1, Ordering::Relaxed))
+    }
+
+    fn with_id(id: u64) -> Self {
+        Self { id, is_resp3: false, token: None, name: Vec::new(), is_locked: true, transaction: None }
     }
 
     /// The state of a new connection, with the same id.
     pub(crate) fn reset(&mut self) {
-        *self = Self { id: self.id, is_resp3: false, is_authenticated: false, name: Vec::new() };
+        *self = Self::with_id(self.id);
+    }
+
+    /// Whether the client may use commands that need a token: it has sent the one that is required now.
+    pub(crate) fn is_authorized(&self, tokens: &ListenerTokens) -> bool {
+        match (tokens.required(Protocol::Resp), &self.token) {
+            // A token that has not changed is the same value.
+            (Some(required), Some(sent)) => Arc::ptr_eq(required, sent),
+            (Some(_), None) => false,
+            (None, _) => true,
+        }
     }
 }

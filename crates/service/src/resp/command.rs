@@ -1,15 +1,13 @@
 //! The commands by name.
 
-use tidegate_policy::ServicePlan;
 use tidegate_store::Store;
-use tidegate_telemetry::Protocol;
 
 use super::client_state::RespClientState;
 use super::frame::Arguments;
 use super::reply::ReplyWriter;
 use super::{connection_commands, rule_commands, server_commands};
-use crate::auth;
-use crate::worker::ServiceWorker;
+use crate::auth::ListenerTokens;
+use crate::worker::{ServedPolicy, ServiceWorker};
 
 /// The longest part of a client's text that an error repeats, as in Redis.
 const MAX_QUOTED: usize = 128;
@@ -33,6 +31,9 @@ pub(crate) enum CommandKind {
     Info,
     ResetConnection,
     Quit,
+    Multi,
+    Exec,
+    Discard,
 }
 
 /// What clients can learn about a command.
@@ -58,12 +59,12 @@ const fn info(
 }
 
 /// Every command.
-pub(crate) const COMMANDS: [CommandInfo; 16] = [
+pub(crate) const COMMANDS: [CommandInfo; 19] = [
     info(CommandKind::Throttle, "cl.throttle", -5, ("write", 1)),
     info(CommandKind::Check, "tidegate.check", -3, ("write", 0)),
     info(CommandKind::Peek, "tidegate.peek", -3, ("readonly", 0)),
     info(CommandKind::Refund, "tidegate.refund", -4, ("write", 0)),
-    info(CommandKind::Reset, "tidegate.reset", 3, ("write", 0)),
+    info(CommandKind::Reset, "tidegate.reset", -3, ("write", 0)),
     info(CommandKind::Auth, "auth", -2, ("fast", 0)),
     info(CommandKind::Hello, "hello", -1, ("fast", 0)),
     info(CommandKind::Ping, "ping", -1, ("fast", 0)),
@@ -75,6 +76,9 @@ pub(crate) const COMMANDS: [CommandInfo; 16] = [
     info(CommandKind::Info, "info", -1, ("fast", 0)),
     info(CommandKind::ResetConnection, "reset", 1, ("fast", 0)),
     info(CommandKind::Quit, "quit", -1, ("fast", 0)),
+    info(CommandKind::Multi, "multi", 1, ("fast", 0)),
+    info(CommandKind::Exec, "exec", 1, ("fast", 0)),
+    info(CommandKind::Discard, "discard", 1, ("fast", 0)),
 ];
 
 /// What happens to the connection after a command.
@@ -90,7 +94,7 @@ impl CommandInfo {
         COMMANDS.iter().find(|command| command.name.as_bytes().eq_ignore_ascii_case(name))
     }
 
-    fn accepts(&self, arguments: usize) -> bool {
+    pub(crate) fn accepts(&self, arguments: usize) -> bool {
         let (arguments, arity) = (i64::try_from(arguments).unwrap_or(i64::MAX), self.arity);
         if arity < 0 { arguments >= -arity } else { arguments == arity }
     }
@@ -108,26 +112,20 @@ pub(crate) fn is_throttle(arguments: &Arguments<'_>) -> bool {
     arguments.get(0).is_some_and(|name| name.eq_ignore_ascii_case(b"cl.throttle"))
 }
 
-/// Whether the client may use commands that need a token.
-pub(crate) fn is_authorized(client: &RespClientState, plan: &ServicePlan) -> bool {
-    client.is_authenticated || !auth::needs_token(plan, Protocol::Resp)
-}
-
-/// Executes any command but `CL.THROTTLE` and writes its reply.
+/// Executes any command but `CL.THROTTLE` and those of transactions, and writes its reply.
 pub(crate) async fn execute<S: Store + 'static>(
     arguments: &Arguments<'_>,
     client: &mut RespClientState,
-    worker: &ServiceWorker<S>,
+    (worker, policy): (&ServiceWorker<S>, &ServedPolicy),
     output: &mut Vec<u8>,
 ) -> NextStep {
+    let tokens: &ListenerTokens = &policy.tokens;
     let mut replies = ReplyWriter::new(output, client.is_resp3);
     let name = arguments.get(0).unwrap_or_default();
     let Some(command) = CommandInfo::find(name) else {
-        return reject_unknown(arguments, name, client, worker, &mut replies);
+        return reject_unknown(arguments, name, client.is_authorized(tokens), &mut replies);
     };
-    let policy = worker.policy();
-    let plan = &policy.active.matcher.plan().service;
-    if !command.is_public() && !is_authorized(client, plan) {
+    if !command.is_public() && !client.is_authorized(tokens) {
         replies.error(NO_AUTH);
         return NextStep::Continue;
     }
@@ -136,14 +134,16 @@ pub(crate) async fn execute<S: Store + 'static>(
         return NextStep::Continue;
     }
     match command.kind {
-        // Decided in batches before this is called.
-        CommandKind::Throttle => {}
-        CommandKind::Check => rule_commands::check(arguments, worker, &policy, &mut replies).await,
-        CommandKind::Peek => rule_commands::peek(arguments, worker, &policy, &mut replies).await,
-        CommandKind::Refund => rule_commands::refund(arguments, worker, &policy, &mut replies).await,
-        CommandKind::Reset => rule_commands::reset(arguments, worker, &policy, &mut replies).await,
-        CommandKind::Auth => connection_commands::auth(arguments, client, plan, &mut replies),
-        CommandKind::Hello => connection_commands::hello(arguments, client, plan, output),
+        // Handled before this is called. A command without a reply would shift the replies of all that follow it.
+        CommandKind::Throttle | CommandKind::Multi | CommandKind::Exec | CommandKind::Discard => {
+            replies.error("ERR the command is not possible here");
+        }
+        CommandKind::Check => rule_commands::check(arguments, worker, policy, &mut replies).await,
+        CommandKind::Peek => rule_commands::peek(arguments, worker, policy, &mut replies).await,
+        CommandKind::Refund => rule_commands::refund(arguments, worker, policy, &mut replies).await,
+        CommandKind::Reset => rule_commands::reset(arguments, worker, policy, &mut replies).await,
+        CommandKind::Auth => connection_commands::auth(arguments, client, tokens, &mut replies),
+        CommandKind::Hello => connection_commands::hello(arguments, client, tokens, output),
         CommandKind::Ping => connection_commands::ping(arguments, &mut replies),
         CommandKind::Echo => replies.bulk(arguments.get(1).unwrap_or_default()),
         CommandKind::Select => connection_commands::select(arguments, &mut replies),
@@ -166,18 +166,17 @@ pub(crate) async fn execute<S: Store + 'static>(
 /// The error for clients that need a token.
 pub(crate) const NO_AUTH: &str = "NOAUTH Authentication required.";
 
-fn reject_unknown<S: Store + 'static>(
+fn reject_unknown(
     arguments: &Arguments<'_>,
     name: &[u8],
-    client: &RespClientState,
-    worker: &ServiceWorker<S>,
+    is_authorized: bool,
     replies: &mut ReplyWriter<'_>,
 ) -> NextStep {
     // A browser that a web page makes send a request here must not have its body executed.
     if name.eq_ignore_ascii_case(b"post") || name.eq_ignore_ascii_case(b"host:") {
         return NextStep::Close;
     }
-    if !is_authorized(client, &worker.policy().active.matcher.plan().service) {
+    if !is_authorized {
         replies.error(NO_AUTH);
         return NextStep::Continue;
     }

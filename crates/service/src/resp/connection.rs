@@ -16,7 +16,7 @@ use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadBuf};
 use tokio::sync::watch;
 use tokio::time::{Interval, MissedTickBehavior};
 
-use super::batch::{BatchEnd, MAX_OUTPUT};
+use super::batch::{BatchEnd, MAX_LOCKED_INPUT, MAX_LOCKED_OUTPUT, MAX_OUTPUT};
 use super::client_state::RespClientState;
 use super::workspace::Workspace;
 use crate::accept::ServiceConnection;
@@ -32,6 +32,10 @@ const MIN_READ: usize = 16 << 10;
 const COMMANDS_PER_TURN: usize = 1024;
 /// How long a closed connection is drained, so that the client gets the last reply.
 const LINGER: Duration = Duration::from_secs(1);
+/// How long a client may stay connected without the token that it needs.
+const AUTHENTICATION_TIMEOUT: Duration = Duration::from_secs(10);
+/// The most that is read at once while a closed connection is drained.
+const LINGER_READ: usize = 4 << 10;
 /// The most that is drained.
 const MAX_LINGER: usize = 1 << 20;
 
@@ -77,7 +81,7 @@ impl ProgressCheck {
         let is_idle = self.commands == 0;
         let is_stuck = (self.had_input && has_input && is_idle)
             || (self.had_output && has_output && self.sent < MIN_READ);
-        let idle_checks = if is_idle { self.idle_checks + 1 } else { 0 };
+        let idle_checks = if is_idle && self.sent == 0 { self.idle_checks + 1 } else { 0 };
         *self = Self { commands: 0, sent: 0, had_input: has_input, had_output: has_output, idle_checks };
         !is_stuck && idle_checks < MAX_IDLE_CHECKS
     }
@@ -90,10 +94,12 @@ where
 {
     pub(super) fn new(connection: ServiceConnection<S, IO>) -> (Self, watch::Receiver<bool>) {
         let ServiceConnection { io, worker, stop, .. } = connection;
+        let mut client = RespClientState::new();
+        client.is_locked = !client.is_authorized(&worker.policy().tokens);
         let connection = Self {
             io,
             worker,
-            client: RespClientState::new(),
+            client,
             input: Vec::new(),
             is_postponed: false,
             unsent: BytesMut::new(),
@@ -105,20 +111,31 @@ where
 
     /// Serves the connection until it ends or `stop` turns true.
     pub(super) async fn run(mut self, mut stop: watch::Receiver<bool>) {
+        let mut stopping = stop.clone();
         let mut stopped = pin!(async move { drop(stop.wait_for(|stop| *stop).await) });
+        // Polled only while the client has to authenticate.
+        let mut too_late = pin!(tokio::time::sleep(AUTHENTICATION_TIMEOUT));
         let mut check = tokio::time::interval(CHECK_INTERVAL);
         check.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut commands = 0;
         loop {
-            let executed = if self.is_postponed && self.unsent.len() <= MAX_OUTPUT / 2 {
+            let was_locked = self.client.is_locked;
+            let executed = if self.is_postponed && self.unsent.len() <= self.max_output() / 2 {
                 self.execute_postponed().await
             } else {
-                let event = poll_fn(|cx| match self.poll_io(cx) {
-                    Poll::Ready(event) => Poll::Ready(event),
-                    Poll::Pending => match stopped.as_mut().poll(cx) {
-                        Poll::Ready(()) => Poll::Ready(IoEvent::Ended),
+                let event = poll_fn(|cx| {
+                    // Before reading: a client that always has more to send must not delay the stop.
+                    if is_stopped(&mut stopping) {
+                        return Poll::Ready(IoEvent::Ended);
+                    }
+                    match self.poll_io(cx) {
+                        Poll::Ready(event) => Poll::Ready(event),
+                        Poll::Pending if stopped.as_mut().poll(cx).is_ready() => Poll::Ready(IoEvent::Ended),
+                        Poll::Pending if self.client.is_locked && too_late.as_mut().poll(cx).is_ready() => {
+                            Poll::Ready(IoEvent::Ended)
+                        }
                         Poll::Pending => self.poll_check(&mut check, cx),
-                    },
+                    }
                 });
                 match event.await {
                     IoEvent::Read(workspace, len) => self.execute_read(workspace, len).await,
@@ -127,6 +144,9 @@ where
                 }
             };
             let Some(executed) = executed else { break };
+            if self.client.is_locked && !was_locked {
+                too_late.set(tokio::time::sleep(AUTHENTICATION_TIMEOUT));
+            }
             commands += executed;
             self.progress.commands += executed;
             if commands >= COMMANDS_PER_TURN {
@@ -223,15 +243,26 @@ where
                 return Poll::Ready(IoEvent::Ended);
             }
         }
-        if self.is_postponed || self.unsent.len() > MAX_OUTPUT {
+        if !self.is_reading() {
             return Poll::Pending;
         }
         self.poll_read(cx)
     }
 
+    /// The bytes of replies above which nothing is read.
+    fn max_output(&self) -> usize {
+        if self.client.is_locked { MAX_LOCKED_OUTPUT } else { MAX_OUTPUT }
+    }
+
+    /// Whether commands are read, and not postponed until replies are sent.
+    fn is_reading(&self) -> bool {
+        !self.is_postponed && self.unsent.len() <= self.max_output()
+    }
+
     fn poll_read(&mut self, cx: &mut Context<'_>) -> Poll<IoEvent> {
         let mut workspace = self.worker.resp.take();
-        let mut buffer = ReadBuf::new(&mut workspace.read);
+        let max = if self.client.is_locked { MAX_LOCKED_INPUT } else { workspace.read.len() };
+        let mut buffer = ReadBuf::new(workspace.read.get_mut(..max).unwrap_or_default());
         let polled = Pin::new(&mut self.io).poll_read(cx, &mut buffer);
         let len = buffer.filled().len();
         match polled {
@@ -250,7 +281,9 @@ where
     fn poll_check(&mut self, check: &mut Interval, cx: &mut Context<'_>) -> Poll<IoEvent> {
         while check.poll_tick(cx).is_ready() {
             let has_output = !self.unsent.is_empty() || self.needs_flush;
-            if !self.progress.is_alive(!self.input.is_empty(), has_output) {
+            // While nothing is read, only the client's reading counts.
+            let has_input = !self.input.is_empty() && self.is_reading();
+            if !self.progress.is_alive(has_input, has_output) {
                 // Nothing of it can be sent.
                 self.unsent.clear();
                 return Poll::Ready(IoEvent::Ended);
@@ -263,16 +296,24 @@ where
     async fn close(mut self) -> std::io::Result<()> {
         self.io.write_all_buf(&mut self.unsent).await?;
         self.io.shutdown().await?;
-        let mut workspace = self.worker.resp.take();
-        let mut drained = 0;
+        let (mut buffer, mut drained) = (vec![0; LINGER_READ], 0);
         while drained < MAX_LINGER {
-            match self.io.read(&mut workspace.read).await? {
+            match self.io.read(&mut buffer).await? {
                 0 => break,
                 len => drained += len,
             }
         }
-        self.worker.resp.put_back(workspace);
         Ok(())
+    }
+}
+
+/// Whether the service stops. Cheap enough for each read.
+fn is_stopped(stop: &mut watch::Receiver<bool>) -> bool {
+    match stop.has_changed() {
+        Ok(false) => false,
+        Ok(true) => *stop.borrow_and_update(),
+        // The service has ended.
+        Err(_) => true,
     }
 }
 

@@ -1,33 +1,31 @@
 //! Commands about the connection.
 
-use tidegate_policy::ServicePlan;
+use std::sync::Arc;
+
 use tidegate_telemetry::Protocol;
 
 use super::client_state::RespClientState;
 use super::command::parse_integer;
 use super::frame::Arguments;
 use super::reply::ReplyWriter;
-use crate::auth;
+use crate::auth::{self, ListenerTokens};
 
-/// The only user.
-const USER: &[u8] = b"default";
 /// The longest name of a connection.
 const MAX_NAME: usize = 256;
 const WRONG_PASSWORD: &str = "WRONGPASS invalid username-password pair or user is disabled.";
 
-/// `AUTH [user] password`
+/// `AUTH [user] password`: the user may have any name.
 pub(super) fn auth(
     arguments: &Arguments<'_>,
     client: &mut RespClientState,
-    plan: &ServicePlan,
+    tokens: &ListenerTokens,
     replies: &mut ReplyWriter<'_>,
 ) {
-    let (user, password) = match (arguments.len(), arguments.get(1), arguments.get(2)) {
-        (2, Some(password), _) => (USER, password),
-        (3, Some(user), Some(password)) => (user, password),
-        _ => return replies.error("ERR syntax error"),
+    let words = (arguments.len(), arguments.get(1), arguments.get(2));
+    let ((2, Some(password), _) | (3, _, Some(password))) = words else {
+        return replies.error("ERR syntax error");
     };
-    match authenticate(client, plan, user, password) {
+    match authenticate(client, tokens, password) {
         Ok(()) => replies.status("OK"),
         Err(error) => replies.error(error),
     }
@@ -35,25 +33,24 @@ pub(super) fn auth(
 
 fn authenticate(
     client: &mut RespClientState,
-    plan: &ServicePlan,
-    user: &[u8],
+    tokens: &ListenerTokens,
     password: &[u8],
 ) -> Result<(), &'static str> {
-    if !auth::needs_token(plan, Protocol::Resp) {
+    let Some(token) = tokens.required(Protocol::Resp) else {
         return Err("ERR AUTH <password> called without any password configured for the default user. \
                     Are you sure your configuration is correct?");
-    }
-    if user != USER || !auth::is_authorized(plan, Protocol::Resp, Some(password)) {
+    };
+    if !auth::is_authorized(tokens, Protocol::Resp, Some(password)) {
         return Err(WRONG_PASSWORD);
     }
-    client.is_authenticated = true;
+    client.token = Some(Arc::clone(token));
     Ok(())
 }
 
 /// The options of `HELLO`.
 #[derive(Debug, Default)]
 struct HelloOptions<'a> {
-    credentials: Option<(&'a [u8], &'a [u8])>,
+    password: Option<&'a [u8]>,
     name: Option<&'a [u8]>,
 }
 
@@ -61,10 +58,10 @@ struct HelloOptions<'a> {
 pub(super) fn hello(
     arguments: &Arguments<'_>,
     client: &mut RespClientState,
-    plan: &ServicePlan,
+    tokens: &ListenerTokens,
     output: &mut Vec<u8>,
 ) {
-    match try_hello(arguments, client, plan) {
+    match try_hello(arguments, client, tokens) {
         Ok(()) => write_hello(client, &mut ReplyWriter::new(output, client.is_resp3)),
         Err(error) => ReplyWriter::new(output, client.is_resp3).error(error),
     }
@@ -73,7 +70,7 @@ pub(super) fn hello(
 fn try_hello(
     arguments: &Arguments<'_>,
     client: &mut RespClientState,
-    plan: &ServicePlan,
+    tokens: &ListenerTokens,
 ) -> Result<(), &'static str> {
     let version = match arguments.get(1).map(parse_integer) {
         None => i64::from(client.is_resp3) + 2,
@@ -82,13 +79,13 @@ fn try_hello(
         Some(None) => return Err("ERR Protocol version is not an integer or out of range"),
     };
     let options = hello_options(arguments).ok_or("ERR Syntax error in HELLO")?;
-    if let Some((user, password)) = options.credentials {
+    if let Some(password) = options.password {
         // A client with a password may connect where none is needed.
-        if auth::needs_token(plan, Protocol::Resp) {
-            authenticate(client, plan, user, password)?;
+        if auth::needs_token(tokens, Protocol::Resp) {
+            authenticate(client, tokens, password)?;
         }
     }
-    if !super::command::is_authorized(client, plan) {
+    if !client.is_authorized(tokens) {
         return Err("NOAUTH HELLO must be called with the client already authenticated, otherwise the \
                     HELLO <proto> AUTH <user> <pass> option can be used to authenticate the client and \
                     select the RESP protocol version at the same time");
@@ -105,7 +102,8 @@ fn hello_options<'a>(arguments: &Arguments<'a>) -> Option<HelloOptions<'a>> {
     let mut rest = arguments.from(2);
     while let Some(option) = rest.next() {
         if option.eq_ignore_ascii_case(b"auth") {
-            options.credentials = Some((rest.next()?, rest.next()?));
+            let _user = rest.next()?;
+            options.password = Some(rest.next()?);
         } else if option.eq_ignore_ascii_case(b"setname") {
             options.name = Some(rest.next()?);
         } else {

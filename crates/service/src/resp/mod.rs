@@ -20,6 +20,7 @@ mod reply;
 mod rule_commands;
 mod server_commands;
 mod throttle;
+mod transaction;
 mod workspace;
 
 use tidegate_store::Store;

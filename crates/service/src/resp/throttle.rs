@@ -16,6 +16,11 @@ use crate::worker::ServiceWorker;
 
 /// The rule of all keys. No rule of a policy can have this name, because it contains quotes.
 const RULE: RuleId = RuleId::named("\"CL.THROTTLE\"");
+/// Its name in metrics.
+const RULE_NAME: &str = "CL.THROTTLE";
+
+/// The reply if there is no decision. What the store says is for the operator, not for clients.
+pub(super) const STORE_FAILED: &str = "STOREFAILED the store is unavailable, so there is no decision";
 
 /// The most commands that are decided together.
 pub(crate) const MAX_BATCH: usize = 256;
@@ -114,18 +119,25 @@ impl ThrottleBatch {
             let batch: SmallVec<[&[Check<'_>]; INLINE_CHECKS]> = checks.chunks(1).collect();
             worker.limiter.check_limits_batch(&batch, start.at, decisions).await
         };
-        let counts = match decided {
-            Ok(()) => write_decisions(decisions, replies),
-            Err(error) => {
-                for _ in pending.iter() {
-                    replies.error(format!("STOREFAILED {error}"));
-                }
-                [(DecisionKind::StoreFailed, pending.len()), (DecisionKind::Rejected, 0)]
+        let counts = if decided.is_ok() {
+            write_decisions(decisions, replies)
+        } else {
+            for _ in pending.iter() {
+                replies.error(STORE_FAILED);
             }
+            [(DecisionKind::StoreFailed, pending.len()), (DecisionKind::Rejected, 0)]
         };
         if let Some(counters) = worker.recorder(Protocol::Resp).counters() {
             // Each decision of a batch is recorded with an equal part of its time.
             let nanos = clock.read().nanos_since(start) / (pending.len().max(1) as u64);
+            let rejected = counts.iter().filter(|(kind, _)| *kind == DecisionKind::Rejected);
+            if let Some(rejected) = rejected.map(|(_, count)| *count).find(|count| *count > 0) {
+                let slots = worker.resp.slots.get_or_init(|| worker.register_rule(RULE, RULE_NAME));
+                for _ in 0..rejected {
+                    // Keys are no clients of the policy and are not listed.
+                    counters.record_rejection(slots, RULE, b"", start.at);
+                }
+            }
             for (kind, count) in counts.into_iter().filter(|(_, count)| *count > 0) {
                 counters.record_decisions(kind, nanos, count as u64);
             }

@@ -1,6 +1,8 @@
 //! The buffers of a worker.
 
-use std::cell::RefCell;
+use std::cell::{OnceCell, RefCell};
+
+use tidegate_telemetry::RuleSlots;
 
 use super::batch::CommandBatch;
 use super::limit_cache::LimitCache;
@@ -16,6 +18,8 @@ const MAX_SPARE_OUTPUT: usize = 512 << 10;
 #[derive(Debug, Default)]
 pub(crate) struct RespState {
     pub(crate) limits: RefCell<LimitCache>,
+    /// The metric slot of `CL.THROTTLE`, which is registered when a command is rejected.
+    pub(crate) slots: OnceCell<RuleSlots>,
     /// A connection uses a workspace until its commands are decided; unless the store is remote, one is enough.
     spare: RefCell<Vec<Workspace>>,
 }

@@ -121,6 +121,11 @@ impl Metrics {
         self.rules.lock().unwrap_or_else(PoisonError::into_inner).apply_envoy(limits)
     }
 
+    /// Registers a rule that is not configured: each request carries its limit. A rule that is known keeps its counts.
+    pub fn register(&self, rule: RuleId, name: &str) -> RuleSlots {
+        self.rules.lock().unwrap_or_else(PoisonError::into_inner).register(rule, name)
+    }
+
     /// The counts of the upstream called `name`.
     pub fn upstream(&self, name: &str) -> Arc<UpstreamCounts> {
         self.upstreams.get_or_add(name, self.cores)

@@ -92,6 +92,8 @@ enum RuleSource {
     Policy,
     /// The descriptors of Envoy's rate limit service.
     Envoy,
+    /// Requests carry the limit.
+    Request,
 }
 
 impl Default for RuleRegistry {
@@ -122,6 +124,26 @@ impl RuleRegistry {
         self.replace(RuleSource::Envoy, rates)
     }
 
+    /// Registers a rule whose limit requests carry.
+    pub(crate) fn register(&mut self, id: RuleId, name: &str) -> RuleSlots {
+        let slot = self.slot(id, name, RuleSource::Request);
+        RuleSlots { by_id: std::iter::once((id, slot)).collect() }
+    }
+
+    /// The slot of a rule; the common one if there are too many rules.
+    fn slot(&mut self, id: RuleId, name: &str, source: RuleSource) -> RuleSlot {
+        match self.by_id.get(&id) {
+            Some(slot) => *slot,
+            None if self.rules.len() < MAX_RULES => {
+                let slot = RuleSlot(u32::try_from(self.rules.len()).unwrap_or_default());
+                self.by_id.insert(id, slot);
+                self.rules.push(RuleEntry { name: name.to_owned(), limit: None, source });
+                slot
+            }
+            None => OVERFLOW,
+        }
+    }
+
     /// Registers `rules` in place of all others of `source`.
     fn replace<'r>(
         &mut self,
@@ -133,16 +155,7 @@ impl RuleRegistry {
         }
         let mut slots = RuleSlots::default();
         for (id, name, limit, window) in rules {
-            let slot = match self.by_id.get(&id) {
-                Some(slot) => *slot,
-                None if self.rules.len() < MAX_RULES => {
-                    let slot = RuleSlot(u32::try_from(self.rules.len()).unwrap_or_default());
-                    self.by_id.insert(id, slot);
-                    self.rules.push(RuleEntry { name: name.clone(), limit: None, source });
-                    slot
-                }
-                None => OVERFLOW,
-            };
+            let slot = self.slot(id, name, source);
             if let Some(rule) = self.rules.get_mut(slot.0 as usize).filter(|_| slot != OVERFLOW) {
                 rule.limit = Some((limit, window));
             }

@@ -1,8 +1,9 @@
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use tidegate_core::Timestamp;
 use tidegate_limiter::Limiter;
-use tidegate_policy::{ActivePolicy, NoFiles, compile};
+use tidegate_policy::{ActivePolicy, compile};
 use tidegate_store::{Clock, ManualClock, MemoryStore};
 use tidegate_telemetry::Telemetry;
 use tokio::io::DuplexStream;
@@ -12,7 +13,12 @@ use crate::http::HttpState;
 
 /// A served connection on paused time: the end of its client, and the switch that stops the service.
 fn connect(capacity: usize) -> (DuplexStream, watch::Sender<bool>) {
-    let plan = compile("policy.yaml", b"{}", &NoFiles).expect("a valid policy").plan;
+    connect_to("{}", capacity)
+}
+
+fn connect_to(policy: &str, capacity: usize) -> (DuplexStream, watch::Sender<bool>) {
+    let files = BTreeMap::from([("t".to_owned(), b"token-0123456789-0123456789-0123456789".to_vec())]);
+    let plan = compile("policy.yaml", policy.as_bytes(), &files).expect("a valid policy").plan;
     let clock = Arc::new(ManualClock::at(Timestamp::from_secs(1_700_000_000))) as Arc<dyn Clock>;
     let store = Arc::new(MemoryStore::with_cap(1 << 20));
     let limiter = Limiter::new(ActivePolicy::new(plan), store, Arc::clone(&clock)).expect("few limits");
@@ -95,5 +101,65 @@ fn client_that_never_reads_has_bounded_memory_and_is_closed() {
         assert!(written.is_ok(), "still open");
         // One read, and what the pipe holds.
         assert!(taken <= (64 << 10) + (1 << 12) + commands.len() + MAX_LINGER, "{taken}");
+    });
+}
+
+#[test]
+fn client_without_the_token_is_closed_after_ten_seconds() {
+    let policy = "service: { resp: { address: \"127.0.0.1:6380\", token_file: t } }";
+    run(async {
+        let (mut client, _stop) = connect_to(policy, 1 << 16);
+        client.write_all(b"PING\r\n").await.expect("room");
+        let (bytes, after) = read_to_end(&mut client).await;
+        assert_eq!(bytes, b"+PONG\r\n");
+        assert!(after >= AUTHENTICATION_TIMEOUT && after < AUTHENTICATION_TIMEOUT + LINGER, "{after:?}");
+        let (mut client, _stop) = connect_to(policy, 1 << 16);
+        client.write_all(b"AUTH token-0123456789-0123456789-0123456789\r\n").await.expect("room");
+        let (bytes, after) = read_to_end(&mut client).await;
+        assert_eq!(bytes, b"+OK\r\n");
+        assert!(after > Duration::from_secs(3_500), "{after:?}");
+    });
+}
+
+#[test]
+fn client_that_reads_slowly_gets_every_reply() {
+    run(async {
+        let (mut client, _stop) = connect(1 << 12);
+        let writer = async {
+            // Far more replies than are kept.
+            let echo = [&b"ECHO "[..], &[b'x'; 4_000], b"\r\n"].concat();
+            echo.repeat(16)
+        };
+        let commands = writer.await;
+        let (mut reading, mut writing) = tokio::io::split(&mut client);
+        let write = async {
+            for _ in 0..10 {
+                writing.write_all(&commands).await.expect("still open");
+            }
+        };
+        let expected = 160 * (4_000 + b"$4000\r\n\r\n".len());
+        let read = async {
+            let (mut buffer, mut total) = ([0; 2_000], 0);
+            while total < expected {
+                tokio::time::sleep(Duration::from_secs(1)).await;
+                total += reading.read(&mut buffer).await.expect("still open");
+            }
+        };
+        tokio::join!(write, read);
+    });
+}
+
+#[test]
+fn client_that_always_sends_does_not_delay_a_stop() {
+    run(async {
+        let (mut client, stop) = connect(1 << 16);
+        let commands = b"PING\r\n".repeat(100);
+        client.write_all(&commands).await.expect("room");
+        let mut reply = [0; 7];
+        client.read_exact(&mut reply).await.expect("a reply");
+        stop.send_replace(true);
+        client.write_all(&commands).await.expect("room");
+        let (bytes, _) = read_to_end(&mut client).await;
+        assert_eq!(bytes.len(), 99 * b"+PONG\r\n".len(), "commands after the stop are not read");
     });
 }

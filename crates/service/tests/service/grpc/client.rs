@@ -3,6 +3,7 @@
 use std::net::SocketAddr;
 
 use bytes::{BufMut, Bytes, BytesMut};
+use h2::SendStream;
 use h2::client::SendRequest;
 use http::{HeaderMap, Request, StatusCode};
 use prost::Message;
@@ -132,6 +133,7 @@ pub(super) struct GrpcClient {
 impl GrpcClient {
     pub(super) async fn connect(address: SocketAddr) -> Self {
         let stream = TcpStream::connect(address).await.unwrap();
+        stream.set_nodelay(true).unwrap();
         let (requests, connection) = h2::client::handshake(stream).await.unwrap();
         let connection = tokio::spawn(connection);
         Self { requests, connection }
@@ -140,6 +142,15 @@ impl GrpcClient {
     /// Asks the rate limit service.
     pub(super) async fn should_rate_limit(&mut self, request: &RlsRequest) -> RlsResponse {
         self.call(RLS, &[], message(request)).await.message()
+    }
+
+    /// Begins a call with a part of its body.
+    pub(super) async fn begin(&mut self, part: Bytes) -> SendStream<Bytes> {
+        let request = Request::post(format!("http://test{RLS}")).header("content-type", "application/grpc");
+        let mut requests = within("a stream", self.requests.clone().ready()).await.unwrap();
+        let (_, mut stream) = requests.send_request(request.body(()).unwrap(), false).unwrap();
+        stream.send_data(part, false).unwrap();
+        stream
     }
 
     /// Sends a call with a complete body.

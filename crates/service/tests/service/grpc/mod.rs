@@ -4,6 +4,7 @@ mod arbitrary;
 mod client;
 mod documented;
 mod envoy_limits;
+mod json;
 mod policy_domain;
 mod wire;
 

@@ -68,8 +68,76 @@ async fn policy_domain_request_is_normalised_and_checked_like_one_of_the_gateway
         (&[("method", "get")], 3),
         (&[("remote_address", "bob")], 3),
         (&[("bad header", "x")], 3),
+        (&[("method", "G T")], 3),
+        (&[("path", "/a#b")], 3),
+        (&[("path", "http://a/")], 3),
+        (&[("host", "a.example"), ("Host", "b.example")], 3),
+        (&[("x-a", "b"); 101], 3),
     ] {
         let call = message(&request("tidegate", vec![descriptor(entries)]));
         assert_eq!(client.call(RLS, &[], call).await.code(), code, "{entries:?}");
     }
+}
+
+#[tokio::test]
+async fn policy_domain_headers_are_read_as_by_the_gateway() {
+    let service = TestService::start(
+        "
+clients: { identify_by: [api_key, ip], api_key: { header: x-api-key } }
+rate_limits:
+  default: { requests: 2, window: 60, algorithm: fixed_window }
+  rules:
+    - name: original
+      match: { header: { x-original-url: /admin } }
+      requests: 1
+      window: 60
+",
+    );
+    let mut client = GrpcClient::connect(service.address(Protocol::Grpc)).await;
+    let mut code = async |entries: &[(&str, &str)]| {
+        client.should_rate_limit(&request("tidegate", vec![descriptor(entries)])).await.overall_code
+    };
+    // White space around a key does not make another client.
+    assert_eq!(code(&[("x-api-key", "KEY")]).await, OK);
+    assert_eq!(code(&[("X-Api-Key", " KEY\t")]).await, OK);
+    assert_eq!(code(&[("x-api-key", "KEY ")]).await, OVER_LIMIT);
+    // A header that only a trusted proxy may send is not seen.
+    for _ in 0..2 {
+        assert_eq!(code(&[("remote_address", "198.51.100.1"), ("x-original-url", "/admin")]).await, OK);
+    }
+}
+
+#[tokio::test]
+async fn policy_domain_rule_needs_the_identities_that_it_counts() {
+    let service = TestService::start(
+        "
+clients: { identify_by: [ip], user: { header: x-user }, ip: { trusted_proxies: [192.0.2.1] } }
+rate_limits:
+  rules:
+    - { name: login, per: [ip, user], requests: 1, window: 60, algorithm: fixed_window }
+    - { name: all, per: everybody, requests: 9, window: 60, algorithm: fixed_window }
+",
+    );
+    let mut client = GrpcClient::connect(service.address(Protocol::Grpc)).await;
+    let (ip, user) = (("client", "ip:198.51.100.1"), ("client", "user:bob"));
+    for entries in [
+        &[("rule", "login")][..],
+        &[("rule", "login"), ip],
+        &[("rule", "login"), user],
+        &[("rule", "login"), ip, ip],
+        &[("rule", "login"), ip, user, ("client", "tenant:a")],
+        &[("rule", "login"), ip, ("client", "bob")],
+        &[("rule", "login"), ("rule", "all"), ip, user],
+    ] {
+        let call = message(&request("tidegate", vec![descriptor(entries)]));
+        assert_eq!(client.call(RLS, &[], call).await.code(), 3, "{entries:?}");
+    }
+    // A request and the named rule have one counter, in any order of the identities.
+    let headers = [("remote_address", "192.0.2.1"), ("x-forwarded-for", "198.51.100.1"), ("x-user", "bob")];
+    let response = client.should_rate_limit(&request("tidegate", vec![descriptor(&headers)])).await;
+    assert_eq!(response.overall_code, OK);
+    let named = request("tidegate", vec![descriptor(&[user, ("rule", "login"), ip])]);
+    assert_eq!(client.should_rate_limit(&named).await.overall_code, OVER_LIMIT);
+    let all = request("tidegate", vec![descriptor(&[("rule", "all")])]);
+    assert_eq!(client.should_rate_limit(&all).await.statuses[0].limit_remaining, 7);
 }

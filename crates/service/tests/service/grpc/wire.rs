@@ -79,6 +79,7 @@ async fn grpc_invalid_calls_get_their_statuses() {
         (RLS, message(&request("", vec![descriptor(&[("user", "a")])])), 2),
         (RLS, message(&request("d", Vec::new())), 2),
         (RLS, message(&request("d", vec![descriptor(&[]); 129])), 3),
+        (RLS, message(&request("d", vec![descriptor(&[("", ""); 1025])])), 3),
     ] {
         let reply = client.call(path, &[], body).await;
         assert_eq!((reply.status.as_u16(), reply.code()), (200, code), "{path} {reply:?}");
@@ -89,6 +90,36 @@ async fn grpc_invalid_calls_get_their_statuses() {
     assert_eq!(client.send("GET", RLS, &[], Bytes::new()).await.status.as_u16(), 405);
     let reply = client.call(RLS, &[("content-type", "application/grpc+proto")], call_of("a")).await;
     assert_eq!(reply.code(), 0, "the connection still works");
+}
+
+#[tokio::test]
+async fn grpc_connection_serves_more_bytes_than_its_window() {
+    let service = TestService::start_envoy(CONFIG);
+    let mut client = connect(&service).await;
+    // 40 messages of 60 KiB are more than twice the window: each call gives its part back.
+    let long = "a".repeat(60 << 10);
+    for number in 0..40 {
+        let reply = client.call(RLS, &[], call_of(&long)).await;
+        let response: super::client::RlsResponse = reply.message();
+        assert_eq!(response.overall_code, if number < 2 { OK } else { OVER_LIMIT });
+    }
+}
+
+#[tokio::test]
+async fn grpc_calls_that_are_cancelled_give_the_window_back() {
+    let service = TestService::start_envoy(CONFIG);
+    let mut client = connect(&service).await;
+    let long = call_of(&"a".repeat(60 << 10));
+    let mut begun = Vec::new();
+    // Together a little less than the window of 1 MiB.
+    for _ in 0..17 {
+        begun.push(client.begin(long.slice(..60 << 10)).await);
+    }
+    assert_eq!(client.call(RLS, &[], call_of("a")).await.code(), 0, "a small call has room");
+    for mut stream in begun {
+        stream.send_reset(h2::Reason::CANCEL);
+    }
+    assert_eq!(client.call(RLS, &[], long).await.code(), 0);
 }
 
 #[tokio::test]

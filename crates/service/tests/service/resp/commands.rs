@@ -26,7 +26,7 @@ fn connection_commands_reply_as_redis() {
         ("CLIENT SETINFO LIB-NAME redis-py", status("OK")),
         ("CLIENT NO-EVICT ON", status("OK")),
         ("CLIENT NOPE", error("ERR unknown subcommand or wrong number of arguments for 'client|nope'")),
-        ("COMMAND COUNT", Reply::Integer(16)),
+        ("COMMAND COUNT", Reply::Integer(19)),
         ("COMMAND DOCS", Reply::Array(Vec::new())),
         ("COMMAND INFO nope", Reply::Array(vec![Reply::Null])),
         ("CONFIG GET save", Reply::Array(Vec::new())),
@@ -50,7 +50,7 @@ fn connection_commands_reply_as_redis() {
     let Reply::Integer(id) = client.call("CLIENT ID") else { panic!() };
     assert!(matches!(client.call("CLIENT LIST"), Reply::Bulk(list) if list.contains(&format!("id={id} "))));
     let Reply::Array(commands) = client.call("COMMAND") else { panic!() };
-    assert_eq!(commands.len(), 16);
+    assert_eq!(commands.len(), 19);
     assert_eq!(client.call("QUIT"), status("OK"));
     assert!(client.is_closed());
 }
@@ -153,9 +153,12 @@ fn rule_commands_leaky_bucket_reports_the_wait() {
     let service = TestService::start(policy);
     let mut client = RespClient::connect(&service);
     client.call("TIDEGATE.CHECK default user:bob");
-    let Reply::Array(fields) = client.call("TIDEGATE.CHECK default user:bob") else { panic!() };
-    assert_eq!(fields[0], Reply::Integer(1));
-    assert_eq!(fields[5..], [Reply::Integer(1_000), Reply::Integer(1_700_000_001_000_000)]);
+    for command in ["PEEK", "CHECK"] {
+        let reply = client.call(&format!("TIDEGATE.{command} default user:bob"));
+        let Reply::Array(fields) = reply else { panic!() };
+        assert_eq!(fields[0], Reply::Integer(1));
+        assert_eq!(fields[5..], [Reply::Integer(1_000), Reply::Integer(1_700_000_001_000_000)], "{command}");
+    }
 }
 
 #[test]
@@ -184,6 +187,46 @@ fn rule_commands_invalid_arguments_state_what_is_wrong() {
 }
 
 #[test]
+fn rule_commands_need_the_identities_that_the_rule_counts() {
+    let policy = "
+clients: { user: { header: x-user } }
+rate_limits:
+  rules:
+    - { name: pair, match: { path: /login }, requests: 3, window: 1m, algorithm: token_bucket, per: [ip, user] }
+    - { name: all, match: { path: /all }, requests: 3, window: 1m, algorithm: token_bucket, per: everybody }
+";
+    let service = TestService::start(policy);
+    let mut client = RespClient::connect(&service);
+    let remaining = |reply| match reply {
+        Reply::Array(fields) => fields[2].clone(),
+        other => panic!("{other:?}"),
+    };
+    // In any order, one counter.
+    for (command, left) in [
+        ("CHECK pair ip:192.0.2.1 user:bob", 2),
+        ("CHECK pair user:bob ip:192.0.2.1 2", 0),
+        ("CHECK pair user:eve ip:192.0.2.1", 2),
+        ("PEEK pair user:bob ip:192.0.2.1", 0),
+        ("CHECK all user:bob", 2),
+        ("CHECK all anything 2", 0),
+    ] {
+        assert_eq!(remaining(client.call(&format!("TIDEGATE.{command}"))), Reply::Integer(left), "{command}");
+    }
+    assert_eq!(client.call("TIDEGATE.REFUND pair ip:192.0.2.1 user:bob 1"), status("OK"));
+    assert_eq!(client.call("TIDEGATE.RESET pair ip:192.0.2.1 user:eve"), status("OK"));
+    let scope = "ERR invalid client: the rule counts per ip, user; name exactly these identities in `client`";
+    for command in ["CHECK pair ip:192.0.2.1", "CHECK pair ip:192.0.2.1 ip:192.0.2.1", "RESET pair user:bob"]
+    {
+        assert_eq!(client.call(&format!("TIDEGATE.{command}")), error(scope), "{command}");
+    }
+    let arity = error("ERR wrong number of arguments");
+    assert_eq!(client.call("TIDEGATE.REFUND pair ip:192.0.2.1 user:bob"), arity);
+    assert_eq!(client.call("TIDEGATE.CHECK pair ip:192.0.2.1 user:bob 1 1"), arity);
+    let long = client.call(&format!("TIDEGATE.CHECK pair ip:192.0.2.1 user:{}", "x".repeat(2_000)));
+    assert_eq!(long, error("ERR invalid client: the name is too long, at most 1024 bytes are allowed"));
+}
+
+#[test]
 fn metrics_count_decisions_by_protocol() {
     let service = TestService::start(POLICY);
     let mut client = RespClient::connect(&service);
@@ -201,7 +244,11 @@ fn metrics_count_decisions_by_protocol() {
     };
     assert_eq!(requests("admitted").as_deref(), Some("5"), "{metrics}");
     assert_eq!(requests("rejected").as_deref(), Some("5"), "{metrics}");
-    let exceeded = metrics.lines().filter(|line| line.starts_with("rate_limit_exceeded_total{"));
-    let exceeded = exceeded.filter_map(|line| line.split_whitespace().last()?.parse::<u64>().ok());
-    assert_eq!(exceeded.sum::<u64>(), 2, "{metrics}");
+    let exceeded = |rule: &str| -> u64 {
+        let lines = metrics.lines().filter(|line| line.starts_with("rate_limit_exceeded_total{"));
+        let lines = lines.filter(|line| line.contains(&format!("rule=\"{rule}\"")));
+        lines.filter_map(|line| line.split_whitespace().last()?.parse::<u64>().ok()).sum()
+    };
+    assert_eq!(exceeded("default"), 2, "{metrics}");
+    assert_eq!(exceeded("CL.THROTTLE"), 3, "{metrics}");
 }

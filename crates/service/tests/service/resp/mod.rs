@@ -2,10 +2,12 @@
 
 #![allow(clippy::unwrap_used, reason = "tests fail by panicking")]
 
+mod authentication;
 mod commands;
 mod frames;
 mod pipelines;
 mod throttle;
+mod transactions;
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::TcpStream;
