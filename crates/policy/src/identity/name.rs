@@ -82,6 +82,9 @@ pub enum ClientNameError {
         /// The most similar kind.
         nearest: ClientKind,
     },
+    /// It begins with a word that is similar to no kind.
+    #[error("unknown client kind; the kinds are api_key, user, tenant, ip, fingerprint and cookie")]
+    OtherKind,
     /// The value after the kind is missing.
     #[error("missing value after `{}:`", .kind.name())]
     Empty {
@@ -128,7 +131,10 @@ impl ClientName {
     /// The client `text` with one identity, for example `user:bob`. Everything after the kind is taken as it is.
     pub fn of_identity(text: &str) -> Result<Self, ClientNameError> {
         let (kind, value) = text.split_once(':').ok_or(ClientNameError::NoKind)?;
-        let kind = ClientKind::named(kind).ok_or_else(|| unknown_kind(kind))?;
+        let kind = ClientKind::named(kind).ok_or_else(|| match unknown_kind(kind) {
+            ClientNameError::NoKind => ClientNameError::OtherKind,
+            similar => similar,
+        })?;
         Self::of_identities([(kind, value)])
     }
 

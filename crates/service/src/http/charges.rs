@@ -120,7 +120,10 @@ pub(super) async fn commit<S: Store + 'static>(
     body: &[u8],
 ) -> Result<HttpResponse, HttpError> {
     let CommitMessage { reservation, cost } = parse(body)?;
-    let cost = checked_cost(Some(cost))?;
+    if cost.is_none() {
+        return Err(invalid("`cost` is null; send the final cost"));
+    }
+    let cost = checked_cost(cost)?;
     let id: ReservationId = reservation.parse().map_err(|_| HttpError::NoReservation)?;
     // Removed before the store is asked: a reservation is committed at most once, also if the store fails.
     let reservations = &call.worker.http.reservations;

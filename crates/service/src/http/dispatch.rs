@@ -109,7 +109,7 @@ pub(super) async fn dispatch<S: Store + 'static>(
     let answered = answer(&mut call, endpoint, (parts, peer), body).await;
     let response = answered.unwrap_or_else(|error| {
         call.record.set_error(|| (error.code(), None));
-        error.into_response(style)
+        error.with_rule_names(&call.policy.active).into_response(style)
     });
     call.record.set_response(response.status().as_u16(), response.body().size_hint().exact());
     response
