@@ -1,9 +1,97 @@
 //! The clients that requests name.
 
-use tidegate_policy::{ClientName, ClientNameError, Identities};
+use std::borrow::Cow;
 
-/// The counter key of the client `text` with one identity: `user:bob`, `ip:203.0.113.7`, `api_key:KEY`.
+use smallvec::SmallVec;
+use thiserror::Error;
+use tidegate_policy::{ActivePolicy, ClientKind, ClientName, ClientNameError, CounterScope, Identities};
+
+/// The longest name of a client, in bytes.
+pub(crate) const MAX_CLIENT: usize = 1 << 10;
+
+/// An identity as a message states it: its kind and its value.
+pub(crate) type StatedIdentity<'m> = (&'m str, &'m str);
+
+/// Identities whose kinds are known.
+type NamedIdentities<'m> = SmallVec<[(ClientKind, &'m str); 2]>;
+
+/// Why a message names no counter.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+pub(crate) enum RuleClientError {
+    #[error("the policy has no such rate limit")]
+    NoRule,
+    #[error("{0}")]
+    Name(#[from] ClientNameError),
+    #[error("the name is too long, at most {MAX_CLIENT} bytes are allowed")]
+    TooLong,
+    #[error("{0}")]
+    Scope(Cow<'static, str>),
+}
+
+/// The kind and the value of an identity such as `user:bob`. The value is everything after the first colon, as it is, so a value
+/// that a user has chosen cannot name another client.
+pub(crate) fn split_identity(text: &str) -> Result<StatedIdentity<'_>, ClientNameError> {
+    text.split_once(':').ok_or(ClientNameError::NoKind)
+}
+
+/// The counter key of the client `text` with one identity, for rules that count each client.
 pub(crate) fn counter_key(identities: &Identities, text: &str) -> Result<Vec<u8>, ClientNameError> {
     // Only a name with a hash instead of the identity has no key; such a name cannot be made here.
     ClientName::of_identity(text)?.key(identities).ok_or(ClientNameError::NoKind)
+}
+
+/// The number of identities that `rule` needs; 1 if there is no such rule, or if it does not distinguish clients.
+pub(crate) fn identity_count(policy: &ActivePolicy, rule: &str) -> usize {
+    match policy.matcher.rule_scope(rule) {
+        Some(CounterScope::Per(kinds)) => kinds.len(),
+        _ => 1,
+    }
+}
+
+/// The key under which `rule` counts the client with these identities. They are ignored if the rule counts all clients
+/// together.
+pub(crate) fn rule_client(
+    policy: &ActivePolicy,
+    rule: &str,
+    stated: &[StatedIdentity<'_>],
+) -> Result<Vec<u8>, RuleClientError> {
+    let scope = policy.matcher.rule_scope(rule).ok_or(RuleClientError::NoRule)?;
+    if *scope == CounterScope::Everybody {
+        return Ok(Vec::new());
+    }
+    if stated.iter().map(|(_, value)| value.len()).sum::<usize>() > MAX_CLIENT {
+        return Err(RuleClientError::TooLong);
+    }
+    let named = stated.iter().map(|&(kind, value)| Ok((ClientKind::parse(kind)?, value)));
+    let named = named.collect::<Result<NamedIdentities<'_>, ClientNameError>>()?;
+    let name = ClientName::of_identities(in_order(scope, named)?)?;
+    // Only a name with a hash has no key; such a name cannot be made here.
+    name.key(&policy.matcher.plan().identities).ok_or(RuleClientError::Name(ClientNameError::NoKind))
+}
+
+/// The identities in the order in which the rule counts them. All of them must be named, once, and no others: a counter of
+/// another combination would never be checked by the gateway.
+fn in_order<'m>(
+    scope: &CounterScope,
+    named: NamedIdentities<'m>,
+) -> Result<NamedIdentities<'m>, RuleClientError> {
+    let wrong = |text: String| Err(RuleClientError::Scope(text.into()));
+    match scope {
+        CounterScope::Per(kinds) => {
+            let find = |kind: &ClientKind| named.iter().find(|(named, _)| named == kind).copied();
+            let found = kinds.iter().map(find).collect::<Option<NamedIdentities<'_>>>();
+            match found.filter(|_| named.len() == kinds.len()) {
+                Some(found) => Ok(found),
+                None => wrong(format!("the rule counts {scope}; name exactly these identities in `client`")),
+            }
+        }
+        CounterScope::PerEach(kinds) => match named.as_slice() {
+            [(kind, _)] if kinds.contains(kind) => Ok(named),
+            _ => wrong(format!("the rule counts {scope}; name one of these identities in `client`")),
+        },
+        CounterScope::Client | CounterScope::Everybody => match named.as_slice() {
+            [_] => Ok(named),
+            _ => wrong("the rule counts each client by one identity; name one in `client`".to_owned()),
+        },
+    }
 }

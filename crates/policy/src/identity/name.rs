@@ -102,6 +102,16 @@ pub enum ClientNameError {
     Encoding,
 }
 
+impl ClientKind {
+    /// The kind with this name; otherwise the error names the most similar one, or all.
+    pub fn parse(name: &str) -> Result<Self, ClientNameError> {
+        Self::named(name).ok_or_else(|| match unknown_kind(name) {
+            ClientNameError::NoKind => ClientNameError::OtherKind,
+            similar => similar,
+        })
+    }
+}
+
 impl ClientName {
     /// The name of the client in a counter key, such as [`MatchedRequest::client`](crate::MatchedRequest::client).
     pub fn from_key(key: &[u8]) -> Self {
@@ -131,11 +141,7 @@ impl ClientName {
     /// The client `text` with one identity, for example `user:bob`. Everything after the kind is taken as it is.
     pub fn of_identity(text: &str) -> Result<Self, ClientNameError> {
         let (kind, value) = text.split_once(':').ok_or(ClientNameError::NoKind)?;
-        let kind = ClientKind::named(kind).ok_or_else(|| match unknown_kind(kind) {
-            ClientNameError::NoKind => ClientNameError::OtherKind,
-            similar => similar,
-        })?;
-        Self::of_identities([(kind, value)])
+        Self::of_identities([(ClientKind::parse(kind)?, value)])
     }
 
     /// Whether `key` is a key of this client. A name with a hash matches every key with that hash.

@@ -63,7 +63,7 @@ pub(crate) const COMMANDS: [CommandInfo; 16] = [
     info(CommandKind::Check, "tidegate.check", -3, ("write", 0)),
     info(CommandKind::Peek, "tidegate.peek", -3, ("readonly", 0)),
     info(CommandKind::Refund, "tidegate.refund", -4, ("write", 0)),
-    info(CommandKind::Reset, "tidegate.reset", 3, ("write", 0)),
+    info(CommandKind::Reset, "tidegate.reset", -3, ("write", 0)),
     info(CommandKind::Auth, "auth", -2, ("fast", 0)),
     info(CommandKind::Hello, "hello", -1, ("fast", 0)),
     info(CommandKind::Ping, "ping", -1, ("fast", 0)),

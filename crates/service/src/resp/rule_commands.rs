@@ -1,16 +1,17 @@
 //! `TIDEGATE.…`: rules of the policy by name.
 
+use smallvec::SmallVec;
 use thiserror::Error;
 use tidegate_core::{Cost, TimeSpan, Timestamp};
 use tidegate_limiter::{RuleCheck, RuleError, Ruling, RulingReport};
-use tidegate_policy::{ClientNameError, Scratch};
+use tidegate_policy::{CounterScope, Scratch};
 use tidegate_store::{ClockReading, Store};
 use tidegate_telemetry::{DecisionKind, Protocol};
 
 use super::command::parse_integer;
 use super::frame::Arguments;
 use super::reply::ReplyWriter;
-use crate::client::counter_key;
+use crate::client::{self, RuleClientError, StatedIdentity};
 use crate::worker::{ServedPolicy, ServiceWorker};
 
 /// Why a command about a rule failed.
@@ -23,11 +24,20 @@ enum RuleCommandError {
     #[error("ERR {name} is not valid UTF-8")]
     Encoding { name: &'static str },
     #[error("ERR invalid client: {0}")]
-    Client(#[from] ClientNameError),
+    Client(RuleClientError),
     #[error("NORULE the policy has no such rate limit")]
     NoRule,
     #[error("STOREFAILED the store is unavailable, so there is no decision")]
     StoreFailed,
+}
+
+impl From<RuleClientError> for RuleCommandError {
+    fn from(error: RuleClientError) -> Self {
+        match error {
+            RuleClientError::NoRule => Self::NoRule,
+            error => Self::Client(error),
+        }
+    }
 }
 
 impl From<RuleError> for RuleCommandError {
@@ -44,21 +54,41 @@ struct RuleArguments<'a> {
     rule: &'a str,
     client: Vec<u8>,
     cost: Cost,
+    /// The index of the first argument after the cost.
+    end: usize,
 }
 
 impl<'a> RuleArguments<'a> {
-    fn parse(arguments: &Arguments<'a>, policy: &ServedPolicy, max: usize) -> Result<Self, RuleCommandError> {
-        if arguments.len() > max {
-            return Err(RuleCommandError::Arity);
-        }
+    /// Parses `rule client… [cost]` with at most `optional` arguments after the client. A rule that counts combinations of
+    /// identities needs all of them, each as an argument of its own: no separator can be part of a value.
+    fn parse(
+        arguments: &Arguments<'a>,
+        policy: &ServedPolicy,
+        optional: usize,
+    ) -> Result<Self, RuleCommandError> {
         let text = |index, name| {
             let text = std::str::from_utf8(arguments.get(index).unwrap_or_default());
             text.map_err(|_| RuleCommandError::Encoding { name })
         };
-        let identities = &policy.active.matcher.plan().identities;
-        let (rule, client) = (text(1, "rule")?, counter_key(identities, text(2, "client")?)?);
-        let cost = Cost::new(unsigned(arguments, 3, "cost")?.unwrap_or(1));
-        Ok(Self { rule, client, cost })
+        let rule = text(1, "rule")?;
+        let end = 2 + client::identity_count(&policy.active, rule);
+        let identity = |index| {
+            let stated = client::split_identity(text(index, "client")?);
+            stated.map_err(|error| RuleCommandError::Client(error.into()))
+        };
+        // An identity that is missing or misplaced is an error of `rule_client`, which says what the rule counts.
+        let stated = (2..end.min(arguments.len())).map(identity);
+        let stated = stated.collect::<Result<SmallVec<[StatedIdentity<'_>; 2]>, _>>();
+        let client = if policy.active.matcher.rule_scope(rule) == Some(&CounterScope::Everybody) {
+            Vec::new()
+        } else {
+            client::rule_client(&policy.active, rule, &stated?)?
+        };
+        if arguments.len() > end + optional {
+            return Err(RuleCommandError::Arity);
+        }
+        let cost = Cost::new(unsigned(arguments, end, "cost")?.unwrap_or(1));
+        Ok(Self { rule, client, cost, end: end + 1 })
     }
 
     fn check(&self) -> RuleCheck<'_> {
@@ -77,7 +107,7 @@ fn unsigned(
     number.map(Some).ok_or(RuleCommandError::NoInteger { name })
 }
 
-/// `TIDEGATE.CHECK rule client [cost]`
+/// `TIDEGATE.CHECK rule client… [cost]`
 pub(super) async fn check<S: Store + 'static>(
     arguments: &Arguments<'_>,
     worker: &ServiceWorker<S>,
@@ -95,7 +125,7 @@ async fn try_check<S: Store + 'static>(
     policy: &ServedPolicy,
     replies: &mut ReplyWriter<'_>,
 ) -> Result<(), RuleCommandError> {
-    let parsed = RuleArguments::parse(arguments, policy, 4)?;
+    let parsed = RuleArguments::parse(arguments, policy, 1)?;
     let (start, mut scratch) = (worker.limiter.clock().read(), Scratch::default());
     let ruling = worker.limiter.check_rule(&policy.active, parsed.check(), &mut scratch, start.at).await;
     // Permits are released here: the end of the request is not known.
@@ -124,7 +154,7 @@ async fn try_check<S: Store + 'static>(
     Ok(())
 }
 
-/// `TIDEGATE.PEEK rule client [cost]`
+/// `TIDEGATE.PEEK rule client… [cost]`
 pub(super) async fn peek<S: Store + 'static>(
     arguments: &Arguments<'_>,
     worker: &ServiceWorker<S>,
@@ -142,7 +172,7 @@ async fn try_peek<S: Store + 'static>(
     policy: &ServedPolicy,
     replies: &mut ReplyWriter<'_>,
 ) -> Result<(), RuleCommandError> {
-    let parsed = RuleArguments::parse(arguments, policy, 4)?;
+    let parsed = RuleArguments::parse(arguments, policy, 1)?;
     let mut scratch = Scratch::default();
     let now = worker.now();
     let report = worker.limiter.peek_rule(&policy.active, parsed.check(), &mut scratch, now).await?;
@@ -155,7 +185,7 @@ async fn try_peek<S: Store + 'static>(
     Ok(())
 }
 
-/// `TIDEGATE.REFUND rule client cost [charged_at]`
+/// `TIDEGATE.REFUND rule client… cost [charged_at]`
 pub(super) async fn refund<S: Store + 'static>(
     arguments: &Arguments<'_>,
     worker: &ServiceWorker<S>,
@@ -163,15 +193,18 @@ pub(super) async fn refund<S: Store + 'static>(
     replies: &mut ReplyWriter<'_>,
 ) {
     let refunded = async {
-        let parsed = RuleArguments::parse(arguments, policy, 5)?;
+        let parsed = RuleArguments::parse(arguments, policy, 2)?;
+        if arguments.len() < parsed.end {
+            return Err(RuleCommandError::Arity);
+        }
         let now = worker.now();
-        let charged = unsigned(arguments, 4, "charged_at")?.map_or(now, Timestamp::from_micros);
+        let charged = unsigned(arguments, parsed.end, "charged_at")?.map_or(now, Timestamp::from_micros);
         Ok(worker.limiter.refund_rule(&policy.active, parsed.check(), charged, now).await?)
     };
     write_result(refunded.await, replies);
 }
 
-/// `TIDEGATE.RESET rule client`
+/// `TIDEGATE.RESET rule client…`
 pub(super) async fn reset<S: Store + 'static>(
     arguments: &Arguments<'_>,
     worker: &ServiceWorker<S>,
@@ -179,7 +212,7 @@ pub(super) async fn reset<S: Store + 'static>(
     replies: &mut ReplyWriter<'_>,
 ) {
     let reset = async {
-        let parsed = RuleArguments::parse(arguments, policy, 3)?;
+        let parsed = RuleArguments::parse(arguments, policy, 0)?;
         Ok(worker.limiter.reset_rule(&policy.active, (parsed.rule, &parsed.client)).await?)
     };
     write_result(reset.await, replies);

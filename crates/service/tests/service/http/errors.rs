@@ -71,6 +71,19 @@ fn error_of_a_body_is_a_problem_that_says_what_to_do() {
 }
 
 #[test]
+fn client_with_a_long_name_is_rejected() {
+    let service = TestService::start(POLICY);
+    let reserve = |length: usize| {
+        let body = format!(r#"{{"rule":"default","client":"user:{}"}}"#, "x".repeat(length));
+        service.post("/v1/reserve", &body)
+    };
+    assert_eq!(reserve(1_024).status, 200);
+    let rejected = reserve(1_025);
+    assert_eq!(rejected.status, 400, "{rejected:?}");
+    assert!(rejected.json()["detail"].to_string().contains("at most 1024 bytes"), "{rejected:?}");
+}
+
+#[test]
 fn content_type_json_is_accepted_and_no_other() {
     let service = TestService::start(POLICY);
     let json = "Content-Type: Application/JSON; charset=utf-8\r\n";

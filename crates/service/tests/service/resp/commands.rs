@@ -184,6 +184,46 @@ fn rule_commands_invalid_arguments_state_what_is_wrong() {
 }
 
 #[test]
+fn rule_commands_need_the_identities_that_the_rule_counts() {
+    let policy = "
+clients: { user: { header: x-user } }
+rate_limits:
+  rules:
+    - { name: pair, match: { path: /login }, requests: 3, window: 1m, algorithm: token_bucket, per: [ip, user] }
+    - { name: all, match: { path: /all }, requests: 3, window: 1m, algorithm: token_bucket, per: everybody }
+";
+    let service = TestService::start(policy);
+    let mut client = RespClient::connect(&service);
+    let remaining = |reply| match reply {
+        Reply::Array(fields) => fields[2].clone(),
+        other => panic!("{other:?}"),
+    };
+    // In any order, one counter.
+    for (command, left) in [
+        ("CHECK pair ip:192.0.2.1 user:bob", 2),
+        ("CHECK pair user:bob ip:192.0.2.1 2", 0),
+        ("CHECK pair user:eve ip:192.0.2.1", 2),
+        ("PEEK pair user:bob ip:192.0.2.1", 0),
+        ("CHECK all user:bob", 2),
+        ("CHECK all anything 2", 0),
+    ] {
+        assert_eq!(remaining(client.call(&format!("TIDEGATE.{command}"))), Reply::Integer(left), "{command}");
+    }
+    assert_eq!(client.call("TIDEGATE.REFUND pair ip:192.0.2.1 user:bob 1"), status("OK"));
+    assert_eq!(client.call("TIDEGATE.RESET pair ip:192.0.2.1 user:eve"), status("OK"));
+    let scope = "ERR invalid client: the rule counts per ip, user; name exactly these identities in `client`";
+    for command in ["CHECK pair ip:192.0.2.1", "CHECK pair ip:192.0.2.1 ip:192.0.2.1", "RESET pair user:bob"]
+    {
+        assert_eq!(client.call(&format!("TIDEGATE.{command}")), error(scope), "{command}");
+    }
+    let arity = error("ERR wrong number of arguments");
+    assert_eq!(client.call("TIDEGATE.REFUND pair ip:192.0.2.1 user:bob"), arity);
+    assert_eq!(client.call("TIDEGATE.CHECK pair ip:192.0.2.1 user:bob 1 1"), arity);
+    let long = client.call(&format!("TIDEGATE.CHECK pair ip:192.0.2.1 user:{}", "x".repeat(2_000)));
+    assert_eq!(long, error("ERR invalid client: the name is too long, at most 1024 bytes are allowed"));
+}
+
+#[test]
 fn metrics_count_decisions_by_protocol() {
     let service = TestService::start(POLICY);
     let mut client = RespClient::connect(&service);
