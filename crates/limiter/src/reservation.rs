@@ -46,13 +46,23 @@ struct OwnedReservation {
 
 /// The charge of one rule, whose final cost is set later by [`Limiter::commit_rule`]. Without that the charge stays.
 #[must_use]
-#[derive(Debug)]
 pub struct RuleReservation {
     rule: RuleId,
     client: Box<[u8]>,
     limit: Limit,
     cost: Cost,
     charged: Timestamp,
+}
+
+impl fmt::Debug for RuleReservation {
+    /// Without the client, which may be an API key.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("RuleReservation")
+            .field("rule", &self.rule)
+            .field("cost", &self.cost)
+            .field("charged", &self.charged)
+            .finish_non_exhaustive()
+    }
 }
 
 /// What settles a reservation.

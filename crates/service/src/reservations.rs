@@ -13,17 +13,40 @@ use aws_lc_rs::rand;
 use tidegate_core::Timestamp;
 use tidegate_limiter::RuleReservation;
 
-/// The most reservations at once. Each needs about 300 bytes, and the bytes of the client's name twice.
+/// The most reservations at once.
 const MAX_RESERVATIONS: usize = 100_000;
+/// The most memory of all reservations.
+const MAX_BYTES: usize = 64 << 20;
+/// What a reservation needs besides the names of its rule and its client: its entries in both indexes, with the spare capacity
+/// of these.
+const ENTRY_BYTES: usize = 512;
 
 /// The open reservations of all workers.
-#[derive(Debug, Default)]
+#[derive(Default)]
 pub(crate) struct ReservationTable(Mutex<OpenReservations>);
 
-#[derive(Debug, Default)]
+#[derive(Default)]
 struct OpenReservations {
-    by_id: HashMap<ReservationId, OpenReservation>,
+    by_id: HashMap<ReservationId, StoredReservation>,
     by_expiry: BTreeSet<(Timestamp, ReservationId)>,
+    /// How many reservations there are, with the slots that are taken for others.
+    count: usize,
+    /// The memory of these.
+    bytes: usize,
+}
+
+/// A reservation with the memory that it needs.
+struct StoredReservation {
+    open: OpenReservation,
+    bytes: usize,
+}
+
+/// A place in the table for a reservation that is being made. Without a reservation it is free again on drop.
+#[derive(Debug)]
+#[must_use]
+pub(crate) struct ReservationSlot<'t> {
+    table: &'t ReservationTable,
+    bytes: usize,
 }
 
 /// A reservation until it is committed or expires.
@@ -37,8 +60,9 @@ pub(crate) struct OpenReservation {
     pub(crate) expires: Timestamp,
 }
 
-/// The random number of a reservation. As text, 32 hexadecimal digits.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+/// The random number of a reservation. As text, 32 hexadecimal digits. Who knows it can commit the reservation, so it has no
+/// `Debug` form.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct ReservationId(u128);
 
 impl ReservationId {
@@ -71,26 +95,26 @@ impl FromStr for ReservationId {
 }
 
 impl ReservationTable {
-    /// Whether another reservation can be added at `now`.
-    pub(crate) fn has_space(&self, now: Timestamp) -> bool {
+    /// Takes a slot at `now` for a reservation with names of this length; `None` if the table is full.
+    pub(crate) fn slot(&self, (rule, client): (&str, &[u8]), now: Timestamp) -> Option<ReservationSlot<'_>> {
+        let bytes = ENTRY_BYTES + rule.len() + client.len();
         let mut open = self.lock();
         open.remove_expired(now);
-        open.by_id.len() < MAX_RESERVATIONS
-    }
-
-    /// Adds a reservation. Workers that have found space at the same time may each exceed the maximum by one.
-    pub(crate) fn add(&self, id: ReservationId, reservation: OpenReservation) {
-        let mut open = self.lock();
-        open.by_expiry.insert((reservation.expires, id));
-        open.by_id.insert(id, reservation);
+        if open.count >= MAX_RESERVATIONS || bytes > MAX_BYTES - open.bytes {
+            return None;
+        }
+        open.count += 1;
+        open.bytes += bytes;
+        Some(ReservationSlot { table: self, bytes })
     }
 
     /// Removes a reservation to commit it; `None` if there is none, or if it has expired.
     pub(crate) fn take(&self, id: ReservationId, now: Timestamp) -> Option<OpenReservation> {
         let mut open = self.lock();
         open.remove_expired(now);
-        let taken = open.by_id.remove(&id)?;
+        let StoredReservation { open: taken, bytes } = open.by_id.remove(&id)?;
         open.by_expiry.remove(&(taken.expires, id));
+        open.release(bytes);
         Some(taken)
     }
 
@@ -105,8 +129,40 @@ impl OpenReservations {
             && expires <= now
         {
             self.by_expiry.pop_first();
-            self.by_id.remove(&id);
+            if let Some(expired) = self.by_id.remove(&id) {
+                self.release(expired.bytes);
+            }
         }
+    }
+
+    fn release(&mut self, bytes: usize) {
+        self.count -= 1;
+        self.bytes -= bytes;
+    }
+}
+
+impl ReservationSlot<'_> {
+    /// Opens the reservation for which the slot was taken.
+    pub(crate) fn open(self, id: ReservationId, reservation: OpenReservation) {
+        let mut open = self.table.lock();
+        open.by_expiry.insert((reservation.expires, id));
+        open.by_id.insert(id, StoredReservation { open: reservation, bytes: self.bytes });
+        drop(open);
+        // The slot is that of the reservation now.
+        std::mem::forget(self);
+    }
+}
+
+impl Drop for ReservationSlot<'_> {
+    fn drop(&mut self) {
+        self.table.lock().release(self.bytes);
+    }
+}
+
+impl fmt::Debug for ReservationTable {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let open = self.lock();
+        f.debug_struct("ReservationTable").field("count", &open.count).field("bytes", &open.bytes).finish()
     }
 }
 
@@ -120,43 +176,64 @@ mod tests {
         OpenReservation { rule: "default".into(), charge: None, expires: Timestamp::from_secs(expires) }
     }
 
+    fn add(table: &ReservationTable, number: u128, expires: u64) {
+        table.slot(("default", b"bob"), NOW).unwrap().open(ReservationId(number), open(expires));
+    }
+
     #[test]
     fn reservation_is_taken_once() {
         let table = ReservationTable::default();
-        let id = ReservationId::random().unwrap();
-        table.add(id, open(1_060));
-        assert!(table.take(ReservationId(id.0 ^ 1), NOW).is_none());
-        assert!(table.take(id, NOW).is_some());
-        assert!(table.take(id, NOW).is_none());
+        add(&table, 7, 1_060);
+        assert!(table.take(ReservationId(8), NOW).is_none());
+        assert!(table.take(ReservationId(7), NOW).is_some());
+        assert!(table.take(ReservationId(7), NOW).is_none());
     }
 
     #[test]
     fn reservation_expired_is_removed() {
         let table = ReservationTable::default();
         for (number, expires) in [(1, 1_001), (2, 1_003), (3, 1_002)] {
-            table.add(ReservationId(number), open(expires));
+            add(&table, number, expires);
         }
         let later = Timestamp::from_secs(1_002);
         assert!(table.take(ReservationId(1), later).is_none());
         assert!(table.take(ReservationId(3), later).is_none());
         assert_eq!(table.lock().by_id.len(), 1);
         assert!(table.take(ReservationId(2), later).is_some());
+        let open = table.lock();
+        assert_eq!((open.count, open.bytes), (0, 0));
     }
 
     #[test]
-    fn reservation_table_full_has_space_once_one_expires() {
+    fn reservation_table_full_has_a_slot_once_one_expires() {
         let table = ReservationTable::default();
         for number in 0..MAX_RESERVATIONS as u128 {
-            table.add(ReservationId(number), open(if number == 7 { 1_001 } else { 2_000 }));
+            add(&table, number, if number == 7 { 1_001 } else { 2_000 });
         }
-        assert!(!table.has_space(NOW));
-        assert!(table.has_space(Timestamp::from_secs(1_001)));
+        assert!(table.slot(("default", b"bob"), NOW).is_none());
+        let later = Timestamp::from_secs(1_001);
+        let slot = table.slot(("default", b"bob"), later).unwrap();
+        assert!(table.slot(("default", b"bob"), later).is_none(), "a slot that is taken counts");
+        drop(slot);
+        assert!(table.slot(("default", b"bob"), later).is_some());
+    }
+
+    #[test]
+    fn reservation_table_memory_is_bounded() {
+        let table = ReservationTable::default();
+        let client = vec![b'x'; 1 << 20];
+        let slots: Vec<_> = std::iter::from_fn(|| table.slot(("default", &client), NOW)).collect();
+        assert_eq!(slots.len(), 63);
+        assert!(table.slot(("default", b"bob"), NOW).is_some());
+        drop(slots);
+        let open = table.lock();
+        assert_eq!((open.count, open.bytes), (0, 0));
     }
 
     #[test]
     fn reservation_id_text_is_parsed_strictly() {
         let id = ReservationId::random().unwrap();
-        assert_eq!(id.to_string().parse::<ReservationId>().unwrap(), id);
+        assert!(id.to_string().parse::<ReservationId>().is_ok_and(|parsed| parsed == id));
         for text in ["", "+0000000000000000000000000000001", "0", "é", &"0".repeat(33), &"F".repeat(32)] {
             assert!(text.parse::<ReservationId>().is_err(), "{text}");
         }

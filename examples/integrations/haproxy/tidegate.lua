@@ -20,6 +20,10 @@ local removed = {
     ["x-forwarded-uri"] = true,
     ["x-forwarded-host"] = true,
     ["x-tidegate-token"] = true,
+    -- The headers of `clients.user` and `clients.tenant` in the policy. To send them, set them below to what HAProxy itself
+    -- has verified.
+    ["x-user-id"] = true,
+    ["x-tenant"] = true,
 }
 
 -- The values of a header as a list that begins at 1.

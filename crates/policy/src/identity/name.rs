@@ -82,6 +82,9 @@ pub enum ClientNameError {
         /// The most similar kind.
         nearest: ClientKind,
     },
+    /// It begins with a word that is similar to no kind.
+    #[error("unknown client kind; the kinds are api_key, user, tenant, ip, fingerprint and cookie")]
+    OtherKind,
     /// The value after the kind is missing.
     #[error("missing value after `{}:`", .kind.name())]
     Empty {
@@ -100,9 +103,12 @@ pub enum ClientNameError {
 }
 
 impl ClientKind {
-    /// The kind with this name; otherwise the error names the most similar one.
+    /// The kind with this name; otherwise the error names the most similar one, or all.
     pub fn parse(name: &str) -> Result<Self, ClientNameError> {
-        Self::named(name).ok_or_else(|| unknown_kind(name))
+        Self::named(name).ok_or_else(|| match unknown_kind(name) {
+            ClientNameError::NoKind => ClientNameError::OtherKind,
+            similar => similar,
+        })
     }
 }
 

@@ -80,9 +80,8 @@ pub(super) async fn reserve<S: Store + 'static>(
     }
     // Before anything is charged.
     let id = ReservationId::random().ok_or(HttpError::TooManyReservations)?;
-    if !state.reservations.has_space(call.worker.now()) {
-        return Err(HttpError::TooManyReservations);
-    }
+    let slot = state.reservations.slot((&rule, &client), call.worker.now());
+    let slot = slot.ok_or(HttpError::TooManyReservations)?;
     let mut scratch = state.scratch();
     let now = call.record.start_decision();
     let check = RuleCheck { rule: &rule, client: &client, cost };
@@ -106,7 +105,7 @@ pub(super) async fn reserve<S: Store + 'static>(
     };
     if let Some(charge) = charge {
         let expires = now + TimeSpan::from_secs(ttl);
-        state.reservations.add(id, OpenReservation { rule: rule.as_ref().into(), charge, expires });
+        slot.open(id, OpenReservation { rule: rule.as_ref().into(), charge, expires });
         put_text(&mut json, &id.to_string());
     } else {
         put(&mut json, "null");
@@ -121,7 +120,10 @@ pub(super) async fn commit<S: Store + 'static>(
     body: &[u8],
 ) -> Result<HttpResponse, HttpError> {
     let CommitMessage { reservation, cost } = parse(body)?;
-    let cost = checked_cost(Some(cost))?;
+    if cost.is_none() {
+        return Err(invalid("`cost` is null; send the final cost"));
+    }
+    let cost = checked_cost(cost)?;
     let id: ReservationId = reservation.parse().map_err(|_| HttpError::NoReservation)?;
     // Removed before the store is asked: a reservation is committed at most once, also if the store fails.
     let reservations = &call.worker.http.reservations;

@@ -167,6 +167,7 @@ async fn check_batch<S: Store + 'static>(
         };
         if let Err(error) = written {
             put(&mut json, r#"{"error":"#);
+            let error = error.with_rule_names(&policy.active);
             json.extend_from_slice(error.encode(BodyStyle::Problem).trim_ascii_end());
         }
         put(&mut json, "}");

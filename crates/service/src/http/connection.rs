@@ -21,8 +21,8 @@ use crate::accept::ServiceConnection;
 
 /// The longest head, and the most bytes of a body that are buffered before they are read.
 const MAX_HEAD: u32 = 32 << 10;
-/// HTTP/2 requests of a connection at once.
-const MAX_STREAMS: u32 = 256;
+/// HTTP/2 requests of a connection at once. Each may buffer a batch, so this also limits the memory of a connection.
+const MAX_STREAMS: u32 = 32;
 
 /// Spawns the tasks of HTTP/2 streams on the runtime of the current worker.
 #[derive(Clone, Copy, Debug)]

@@ -196,7 +196,7 @@ impl DecisionMembers<'_> {
                 put_number(json, r#","limit":"#, limit.quota);
                 put_number(json, r#","remaining":"#, limit.remaining);
                 put(json, r#","reset_after":"#);
-                put_seconds(json, limit.reset_after.as_micros());
+                put_seconds(json, limit.announced_reset().as_micros());
             }
             None => put(json, r#","rule":null,"limit":null,"remaining":null,"reset_after":null"#),
         }

@@ -109,7 +109,7 @@ pub(super) async fn dispatch<S: Store + 'static>(
     let answered = answer(&mut call, endpoint, (parts, peer), body).await;
     let response = answered.unwrap_or_else(|error| {
         call.record.set_error(|| (error.code(), None));
-        error.into_response(style)
+        error.with_rule_names(&call.policy.active).into_response(style)
     });
     call.record.set_response(response.status().as_u16(), response.body().size_hint().exact());
     response
@@ -187,9 +187,11 @@ fn single<'h>(headers: &'h HeaderMap, name: &str) -> Option<&'h [u8]> {
     values.next().is_none().then_some(value.as_bytes())
 }
 
+/// A web page can send a body without asking this server first only if it is not declared as JSON. So JSON must be declared:
+/// then a browser on this machine cannot be used to reset or to exhaust counters.
 fn check_content_type(headers: &HeaderMap) -> Result<(), HttpError> {
-    let Some(value) = headers.get(CONTENT_TYPE) else { return Ok(()) };
-    let media_type = value.as_bytes().split(|byte| *byte == b';').next().unwrap_or_default();
+    let value = single(headers, CONTENT_TYPE.as_str()).ok_or(HttpError::MediaType)?;
+    let media_type = value.split(|byte| *byte == b';').next().unwrap_or_default();
     let is_json = media_type.trim_ascii().eq_ignore_ascii_case(b"application/json");
     if is_json { Ok(()) } else { Err(HttpError::MediaType) }
 }

@@ -7,13 +7,15 @@ use http::header::{ALLOW, CONTENT_TYPE, HeaderValue, WWW_AUTHENTICATE};
 use http::{Response, StatusCode};
 use http_body_util::Full;
 use tidegate_headers::{BodyStyle, ErrorBody, write_retry_after};
-use tidegate_policy::{ClientNameError, HeaderError, PathError, RequestError};
+use tidegate_policy::{ActivePolicy, ClientNameError, HeaderError, PathError, RequestError};
 
 /// The response of an endpoint.
 pub(super) type HttpResponse = Response<Full<Bytes>>;
 
 /// `Retry-After` of errors that are likely to be over soon.
 const RETRY_SECONDS: u64 = 1;
+/// How many rules of the policy an error about an unknown rule names.
+const LISTED_RULES: usize = 10;
 
 /// Why a request is not answered with a decision.
 #[derive(Debug)]
@@ -48,6 +50,8 @@ pub(super) enum HttpError {
     Headers(HeaderError),
     /// The policy has no such rule.
     NoRule { rule: String },
+    /// The policy has no such rule, but these.
+    NoRuleAmong { rule: String, names: String },
     /// The reservation is unknown, committed or expired.
     NoReservation,
     /// Too many reservations are open.
@@ -63,7 +67,9 @@ pub(super) enum HttpError {
 impl HttpError {
     pub(super) fn status(&self) -> StatusCode {
         match self {
-            Self::NoEndpoint | Self::NoRule { .. } | Self::NoReservation => StatusCode::NOT_FOUND,
+            Self::NoEndpoint | Self::NoRule { .. } | Self::NoRuleAmong { .. } | Self::NoReservation => {
+                StatusCode::NOT_FOUND
+            }
             Self::Method { .. } => StatusCode::METHOD_NOT_ALLOWED,
             Self::Token { .. } => StatusCode::UNAUTHORIZED,
             Self::UntrustedPeer | Self::Banned => StatusCode::FORBIDDEN,
@@ -94,10 +100,12 @@ impl HttpError {
             Self::TooLarge { .. } => "body_too_large",
             Self::SlowBody => "body_too_slow",
             Self::BadBody => "bad_body",
-            Self::Json(_) => "bad_json",
-            Self::Invalid(_) | Self::Client(_) | Self::Request(_) | Self::Headers(_) => "bad_request",
+            Self::Json(error) if !error.is_data() => "bad_json",
+            Self::Json(_) | Self::Invalid(_) | Self::Client(_) | Self::Request(_) | Self::Headers(_) => {
+                "bad_request"
+            }
             Self::Path(_) => "bad_path",
-            Self::NoRule { .. } => "no_rule",
+            Self::NoRule { .. } | Self::NoRuleAmong { .. } => "no_rule",
             Self::NoReservation => "no_reservation",
             Self::TooManyReservations => "too_many_reservations",
             Self::Banned => "banned",
@@ -123,6 +131,7 @@ impl HttpError {
             }
             Self::SlowBody => "The body was sent too slowly.",
             Self::BadBody => "The body is malformed or incomplete.",
+            Self::Json(error) if error.is_data() => return format!("Invalid request: {error}.").into(),
             Self::Json(error) => return format!("Invalid JSON: {error}.").into(),
             Self::Invalid(what) => return format!("Invalid request: {what}.").into(),
             Self::Client(error) => return format!("Invalid client: {error}.").into(),
@@ -130,6 +139,9 @@ impl HttpError {
             Self::Path(error) => return format!("Invalid path: {error}.").into(),
             Self::Headers(error) => return format!("Invalid request: {error}.").into(),
             Self::NoRule { rule } => return format!("The policy has no rate limit named `{rule}`.").into(),
+            Self::NoRuleAmong { rule, names } => {
+                return format!("The policy has no rate limit named `{rule}`. It has {names}.").into();
+            }
             Self::NoReservation => {
                 "No such reservation. It is unknown here, was committed before, or has expired."
             }
@@ -139,6 +151,23 @@ impl HttpError {
             Self::StoreUnavailable => "Rate limit store unavailable. Please retry later.",
         };
         text.into()
+    }
+
+    /// Adds the names of the rules that a client may have meant.
+    pub(super) fn with_rule_names(self, policy: &ActivePolicy) -> Self {
+        let Self::NoRule { rule } = self else { return self };
+        let limits = &policy.matcher.plan().rate_limits;
+        let listed: Vec<_> =
+            limits.iter().take(LISTED_RULES).map(|rule| format!("`{}`", rule.name)).collect();
+        if listed.is_empty() {
+            return Self::NoRule { rule };
+        }
+        let others = limits.iter().count() - listed.len();
+        let names = match others {
+            0 => listed.join(", "),
+            _ => format!("{} and {others} others", listed.join(", ")),
+        };
+        Self::NoRuleAmong { rule, names }
     }
 
     /// The error as JSON.

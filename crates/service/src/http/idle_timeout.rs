@@ -18,10 +18,14 @@ const HEAD_TICKS: u32 = 4;
 /// A connection without a request is closed after this many ticks: 75 seconds.
 const IDLE_TICKS: u32 = 30;
 
+/// The bytes with which an HTTP/2 connection begins.
+const HTTP2_PREFACE: &[u8; 24] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
+
 /// What a connection has done.
 #[derive(Debug, Default)]
 pub(super) struct ConnectionCounts {
-    reads: Cell<u64>,
+    /// Reads since the last request ended: parts of the next head.
+    head_reads: Cell<u64>,
     requests: Cell<u64>,
     in_flight: Cell<u32>,
     is_http2: Cell<bool>,
@@ -35,6 +39,16 @@ impl ConnectionCounts {
         self.is_http2.set(is_http2);
         CountedRequest(Rc::clone(self))
     }
+
+    /// Counts a read of `bytes`.
+    fn count_read(&self, bytes: &[u8]) {
+        // Before the first request only its preface shows that a connection is HTTP/2. It arrives in the first read, which is as
+        // long as the preface; in a preface of several reads the rest looks like a slow head.
+        if self.requests.get() == 0 && self.head_reads.get() == 0 && bytes.starts_with(HTTP2_PREFACE) {
+            self.is_http2.set(true);
+        }
+        self.head_reads.set(self.head_reads.get() + 1);
+    }
 }
 
 /// A request in progress.
@@ -44,6 +58,8 @@ pub(super) struct CountedRequest(Rc<ConnectionCounts>);
 impl Drop for CountedRequest {
     fn drop(&mut self) {
         self.0.in_flight.set(self.0.in_flight.get() - 1);
+        // What was read until now are parts of this request.
+        self.0.head_reads.set(0);
     }
 }
 
@@ -51,7 +67,6 @@ impl Drop for CountedRequest {
 #[derive(Debug, Default)]
 pub(super) struct IdleTimeout {
     requests: u64,
-    reads: u64,
     ticks: u32,
     head_ticks: u32,
 }
@@ -59,15 +74,15 @@ pub(super) struct IdleTimeout {
 impl IdleTimeout {
     /// Called at every tick. Returns whether the connection must be closed.
     pub(super) fn has_passed(&mut self, counts: &ConnectionCounts) -> bool {
-        let (requests, reads) = (counts.requests.get(), counts.reads.get());
+        let requests = counts.requests.get();
         if requests != self.requests || counts.in_flight.get() > 0 {
-            *self = Self { requests, reads, ticks: 0, head_ticks: 0 };
+            *self = Self { requests, ticks: 0, head_ticks: 0 };
             return false;
         }
         self.ticks += 1;
         // Over HTTP/2 reads are not always a part of a request: clients send pings. Over HTTP/1.1 they are a part of a head.
         // How often a slow client sends a part of it does not matter.
-        if reads != self.reads && !counts.is_http2.get() {
+        if counts.head_reads.get() > 0 && !counts.is_http2.get() {
             self.head_ticks += 1;
         }
         self.head_ticks > HEAD_TICKS || self.ticks > IDLE_TICKS
@@ -93,9 +108,10 @@ impl<IO: AsyncRead + Unpin> AsyncRead for CountedIo<IO> {
         cx: &mut Context<'_>,
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
+        let before = buffer.filled().len();
         let read = Pin::new(&mut self.io).poll_read(cx, buffer);
         if read.is_ready() {
-            self.counts.reads.set(self.counts.reads.get() + 1);
+            self.counts.count_read(buffer.filled().get(before..).unwrap_or_default());
         }
         read
     }
@@ -132,7 +148,7 @@ mod tests {
     use super::*;
 
     fn read(counts: &ConnectionCounts) {
-        counts.reads.set(counts.reads.get() + 1);
+        counts.count_read(b"GET /");
     }
 
     /// The number of ticks until the timeout passes, if `each` happens before every tick.
@@ -163,5 +179,33 @@ mod tests {
         let pinging = ConnectionCounts::default();
         pinging.is_http2.set(true);
         assert_eq!(ticks_until_passed(&pinging, || read(&pinging)), Some(IDLE_TICKS + 1));
+    }
+
+    #[test]
+    fn connection_is_idle_after_a_request_whose_body_arrives_after_a_tick() {
+        let counts = Rc::new(ConnectionCounts::default());
+        let mut timeout = IdleTimeout::default();
+        read(&counts);
+        let in_flight = counts.begin_request(false);
+        assert!(!timeout.has_passed(&counts));
+        read(&counts);
+        drop(in_flight);
+        let ticks = (1..1_000).find(|_| timeout.has_passed(&counts));
+        assert_eq!(ticks, Some(IDLE_TICKS + 1));
+        let mut timeout = IdleTimeout::default();
+        assert!(!timeout.has_passed(&counts));
+        read(&counts);
+        let ticks = (1..1_000).find(|_| timeout.has_passed(&counts));
+        assert_eq!(ticks, Some(HEAD_TICKS + 1), "a part of the next head");
+    }
+
+    #[test]
+    fn http2_connection_without_a_request_is_idle() {
+        let counts = ConnectionCounts::default();
+        counts.count_read(HTTP2_PREFACE);
+        assert_eq!(ticks_until_passed(&counts, || read(&counts)), Some(IDLE_TICKS + 1));
+        let other = ConnectionCounts::default();
+        other.count_read(b"PRI * HTTP/1.1\r\n");
+        assert_eq!(ticks_until_passed(&other, || {}), Some(HEAD_TICKS + 1));
     }
 }

@@ -1,4 +1,5 @@
-//! The JSON that clients send. Text is borrowed from the body where it has no escapes.
+//! The JSON that clients send. Text is borrowed from the body where it has no escapes. Messages contain API keys and other
+//! headers, so they have no `Debug` form.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -14,18 +15,18 @@ use smallvec::SmallVec;
 const MAX_HEADERS: usize = 100;
 
 /// Text that is borrowed if possible. serde borrows a `Cow` only in a type like this.
-#[derive(Clone, Debug, Deserialize)]
+#[derive(Clone, Deserialize)]
 pub(super) struct MessageText<'b>(#[serde(borrow)] pub(super) Cow<'b, str>);
 
 /// The body of `/v1/check`: one check, or a list.
-#[derive(Debug, Deserialize)]
+#[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct CheckMessage<'b> {
     #[serde(borrow, default)]
     pub(super) rule: Option<MessageText<'b>>,
     #[serde(borrow, default)]
     pub(super) client: Option<ClientMessage<'b>>,
-    #[serde(default)]
+    #[serde(default, deserialize_with = "whole_number")]
     pub(super) cost: Option<u64>,
     #[serde(borrow, default)]
     pub(super) request: Option<RequestMessage<'b>>,
@@ -34,28 +35,28 @@ pub(super) struct CheckMessage<'b> {
 }
 
 /// One check: of a rule, or of a request. Also the body of `/v1/peek`.
-#[derive(Debug, Deserialize)]
+#[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct SingleCheckMessage<'b> {
     #[serde(borrow, default)]
     pub(super) rule: Option<MessageText<'b>>,
     #[serde(borrow, default)]
     pub(super) client: Option<ClientMessage<'b>>,
-    #[serde(default)]
+    #[serde(default, deserialize_with = "whole_number")]
     pub(super) cost: Option<u64>,
     #[serde(borrow, default)]
     pub(super) request: Option<RequestMessage<'b>>,
 }
 
 /// The body of `/v1/refund`.
-#[derive(Debug, Deserialize)]
+#[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct RefundMessage<'b> {
     #[serde(borrow)]
     pub(super) rule: Cow<'b, str>,
     #[serde(borrow, default)]
     pub(super) client: Option<ClientMessage<'b>>,
-    #[serde(default)]
+    #[serde(default, deserialize_with = "whole_number")]
     pub(super) cost: Option<u64>,
     /// Unix seconds.
     #[serde(default)]
@@ -63,7 +64,7 @@ pub(super) struct RefundMessage<'b> {
 }
 
 /// The body of `/v1/reset`.
-#[derive(Debug, Deserialize)]
+#[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct ResetMessage<'b> {
     #[serde(borrow)]
@@ -73,31 +74,56 @@ pub(super) struct ResetMessage<'b> {
 }
 
 /// The body of `/v1/reserve`.
-#[derive(Debug, Deserialize)]
+#[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct ReserveMessage<'b> {
     #[serde(borrow)]
     pub(super) rule: Cow<'b, str>,
     #[serde(borrow, default)]
     pub(super) client: Option<ClientMessage<'b>>,
-    #[serde(default)]
+    #[serde(default, deserialize_with = "whole_number")]
     pub(super) cost: Option<u64>,
     /// Seconds.
-    #[serde(default)]
+    #[serde(default, deserialize_with = "whole_number")]
     pub(super) ttl: Option<u64>,
 }
 
 /// The body of `/v1/commit`.
-#[derive(Debug, Deserialize)]
+#[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct CommitMessage<'b> {
     #[serde(borrow)]
     pub(super) reservation: Cow<'b, str>,
-    pub(super) cost: u64,
+    /// `None` is an error.
+    #[serde(deserialize_with = "whole_number")]
+    pub(super) cost: Option<u64>,
+}
+
+/// A number that may be missing. The error says what is expected in words, not as a type of a programming language.
+fn whole_number<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<u64>, D::Error> {
+    struct NumberVisitor;
+
+    impl Visitor<'_> for NumberVisitor {
+        type Value = Option<u64>;
+
+        fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            f.write_str("a whole number of at least 0")
+        }
+
+        fn visit_u64<E: Error>(self, number: u64) -> Result<Self::Value, E> {
+            Ok(Some(number))
+        }
+
+        fn visit_unit<E: Error>(self) -> Result<Self::Value, E> {
+            Ok(None)
+        }
+    }
+
+    deserializer.deserialize_any(NumberVisitor)
 }
 
 /// A request to be checked like one of the gateway.
-#[derive(Debug, Deserialize)]
+#[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct RequestMessage<'b> {
     #[serde(borrow)]
@@ -112,7 +138,6 @@ pub(super) struct RequestMessage<'b> {
 }
 
 /// The client of a rule.
-#[derive(Debug)]
 pub(super) enum ClientMessage<'b> {
     /// One identity: `user:bob`.
     Text(MessageText<'b>),
@@ -153,7 +178,7 @@ impl<'b, 'de: 'b> Deserialize<'de> for ClientMessage<'b> {
 }
 
 /// The headers of a request: an object whose values are texts or lists of texts. Repeated names add up, as in HTTP.
-#[derive(Debug, Default)]
+#[derive(Default)]
 pub(super) struct HeadersMessage(pub(super) HeaderMap);
 
 impl<'de> Deserialize<'de> for HeadersMessage {

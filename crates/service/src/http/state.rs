@@ -11,6 +11,8 @@ use crate::reservations::ReservationTable;
 
 /// The most requests that a worker delays at once.
 const MAX_DELAYED: usize = 1_000;
+/// The most buffers that are kept: only decisions that wait for a store need several at once.
+const MAX_SCRATCHES: usize = 16;
 
 /// The state of a worker for its HTTP connections.
 #[derive(Debug)]
@@ -70,7 +72,10 @@ impl DerefMut for SharedScratch<'_> {
 
 impl Drop for SharedScratch<'_> {
     fn drop(&mut self) {
-        self.pool.borrow_mut().push(std::mem::take(&mut self.scratch));
+        let mut pool = self.pool.borrow_mut();
+        if pool.len() < MAX_SCRATCHES {
+            pool.push(std::mem::take(&mut self.scratch));
+        }
     }
 }
 
@@ -87,6 +92,14 @@ impl Drop for DelaySlot<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn scratches_of_many_decisions_at_once_are_not_all_kept() {
+        let state = HttpState::new(Arc::default());
+        let scratches: Vec<_> = (0..100).map(|_| state.scratch()).collect();
+        drop(scratches);
+        assert_eq!(state.scratches.borrow().len(), MAX_SCRATCHES);
+    }
 
     #[test]
     fn delay_slots_are_bounded_and_returned() {

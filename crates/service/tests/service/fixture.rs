@@ -57,6 +57,13 @@ impl TestService {
         Self { limiter, clock, telemetry, listeners, stop, threads, service }
     }
 
+    /// Replaces the policy, as a reload does.
+    pub(crate) fn apply_policy(&self, policy: &str, files: &dyn Files) {
+        let compiled = compile("policy.yaml", policy.as_bytes(), files).expect("a valid policy");
+        let prepared = self.limiter.prepare(ActivePolicy::new(compiled.plan)).expect("few limits");
+        self.limiter.activate(prepared);
+    }
+
     /// Replaces the Envoy configuration; `---` separates its files.
     pub(crate) fn apply_envoy(&self, config: &str) {
         let file = |(number, text): (usize, &str)| EnvoyFile {

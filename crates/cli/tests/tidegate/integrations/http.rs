@@ -21,6 +21,12 @@ rate_limits:
     POST /login: { requests: 2, window: 1h }
 ";
 
+/// Trusts the proxies of the tests, so the user whom they name counts.
+const USER_POLICY: &str = "
+clients: { identify_by: [user, ip], user: { header: X-User-Id }, ip: { trusted_proxies: [127.0.0.1/32] } }
+rate_limits: { default: { requests: 2, window: 1h } }
+";
+
 /// What a client could send to describe another request than its own.
 const FORGED: &str = "X-Original-Method: GET\r\nX-Original-URI: /\r\nX-Original-Host: other\r\nX-Real-IP: 198.51.100.1\r\n\
                       X-Forwarded-Method: GET\r\nX-Forwarded-Uri: /\r\nX-Forwarded-Host: other\r\n\
@@ -38,7 +44,11 @@ struct ProxiedService {
 
 impl ProxiedService {
     fn start() -> Self {
-        let policy = PolicyFile::new(POLICY);
+        Self::start_with(POLICY)
+    }
+
+    fn start_with(policy: &str) -> Self {
+        let policy = PolicyFile::new(policy);
         let http = free_address().to_string();
         let tidegate =
             Tidegate::start(command().args(["serve", "--config", &policy.path(), "--http", &http]));
@@ -118,6 +128,36 @@ impl ProxiedService {
         assert_eq!(self.send("POST", "/login", "X-Api-Key: a\r\n").status, 200, "another client");
         assert_eq!(self.send("GET", "/a/..;/login", "").status, 400);
     }
+}
+
+impl ProxiedService {
+    /// A client cannot get another counter by naming a user.
+    fn assert_users_are_not_chosen_by_clients(&self) {
+        let statuses =
+            ["a", "b", "c"].map(|user| self.send("GET", "/", &format!("X-User-Id: {user}\r\n")).status);
+        assert_eq!(statuses, [200, 200, 429]);
+    }
+}
+
+#[test]
+fn nginx_removes_the_user_that_a_client_names() {
+    let service = ProxiedService::start_with(USER_POLICY);
+    let _nginx = service.nginx();
+    service.assert_users_are_not_chosen_by_clients();
+}
+
+#[test]
+fn caddy_removes_the_user_that_a_client_names() {
+    let service = ProxiedService::start_with(USER_POLICY);
+    let _caddy = service.caddy();
+    service.assert_users_are_not_chosen_by_clients();
+}
+
+#[test]
+fn haproxy_removes_the_user_that_a_client_names() {
+    let service = ProxiedService::start_with(USER_POLICY);
+    let _haproxy = service.haproxy();
+    service.assert_users_are_not_chosen_by_clients();
 }
 
 #[test]

@@ -41,7 +41,7 @@ fn limit_asked_through_all_protocols_admits_exactly_its_requests() {
     let through_gateway = || get(&*gateway, "").status == 200;
     let through_http = || {
         let body = r#"{"rule":"default","client":"ip:127.0.0.1"}"#;
-        let answer = request(&http, "POST", "/v1/check", "", body);
+        let answer = request(&http, "POST", "/v1/check", "Content-Type: application/json\r\n", body);
         assert_eq!(answer.status, 200);
         answer.body.windows(15).any(|text| text == br#""admitted":true"#)
     };

@@ -120,6 +120,7 @@ fn name_of_an_identity_takes_the_value_as_it_is() {
         assert_eq!(name.key(&identities), Some(key(&[(ClientKind::User, value.as_bytes())])), "{value}");
     }
     assert_eq!(ClientName::of_identity("bob"), Err(ClientNameError::NoKind));
+    assert_eq!(ClientName::of_identity("foo:bob"), Err(ClientNameError::OtherKind));
     assert_eq!(
         ClientName::of_identity("usr:bob"),
         Err(ClientNameError::UnknownKind { nearest: ClientKind::User })

@@ -1,6 +1,15 @@
 //! `/v1/authorize`: the requests that proxies describe.
 
+use std::io::{ErrorKind, Read, Write};
+use std::net::TcpStream;
+
+use bytes::Bytes;
+use http::Request;
+use http_body_util::Full;
+use tidegate_telemetry::Protocol;
+use tidegate_testkit::client::http2;
 use tidegate_testkit::message::Response;
+use tidegate_testkit::wait::{eventually, eventually_blocking};
 
 use crate::fixture::TestService;
 
@@ -117,14 +126,118 @@ fn authorize_identity_headers_are_those_of_the_original_client() {
     assert_eq!(login("X-Api-Key: c,d\r\n"), 400);
 }
 
+const IDENTITY: &str = "
+clients: { identify_by: [user, ip], user: { header: X-User-Id }, ip: { trusted_proxies: [PROXIES] } }
+rate_limits:
+  default: { requests: 2, window: 1m, algorithm: fixed_window }
+";
+
+/// The remaining requests of a user whom a proxy names, at an address that it states.
+fn remaining(service: &TestService, user: &str, address: &str) -> u64 {
+    let response = service.authorize(&format!("{}X-User-Id: {user}\r\n", nginx("GET", "/", address)));
+    assert!(matches!(response.status, 200 | 429), "{response:?}");
+    response.remaining()
+}
+
 #[test]
-fn authorize_delays_as_a_leaky_bucket_says() {
-    let policy = "rate_limits: { default: { requests: 50, window: 1s, algorithm: leaky_bucket, burst: 5, max_wait: 1s } }";
-    let service = TestService::start(policy);
-    let statuses: Vec<_> =
-        (0..4).map(|_| service.authorize(&nginx("GET", "/", "192.0.2.7")).status).collect();
-    assert_eq!(statuses, [200; 4]);
-    let peek = r#"{"request":{"method":"GET","host":"api.example.org","path":"/","peer":"192.0.2.7"}}"#;
-    let wait = service.post_json("/v1/peek", peek, 200)["wait"].as_f64().expect("a number");
-    assert!(wait > 0.05, "{wait}");
+fn authorize_user_header_counts_if_the_asking_proxy_is_trusted() {
+    let service = TestService::start(&IDENTITY.replace("PROXIES", "127.0.0.1/32"));
+    assert_eq!(remaining(&service, "bob", "192.0.2.7"), 1);
+    assert_eq!(remaining(&service, "bob", "192.0.2.8"), 0, "the same user at another address");
+    assert_eq!(remaining(&service, "eve", "192.0.2.8"), 1, "another user");
+    // Without a user it is the stated address that counts, not that of the proxy.
+    for (address, expected) in [("192.0.2.7", 1), ("192.0.2.7", 0), ("192.0.2.8", 1)] {
+        let response = service.authorize(&nginx("GET", "/", address));
+        assert_eq!(response.remaining(), expected, "{address}: {response:?}");
+    }
+    let peek = service.post_json("/v1/peek", r#"{"rule":"default","client":"ip:127.0.0.1","cost":0}"#, 200);
+    assert_eq!(peek["remaining"], 2, "nothing counts for the proxy");
+}
+
+#[test]
+fn authorize_user_header_is_ignored_if_the_asking_proxy_is_not_trusted() {
+    let service = TestService::start(&IDENTITY.replace("PROXIES", "10.0.0.0/8"));
+    assert_eq!(remaining(&service, "bob", "192.0.2.7"), 1);
+    assert_eq!(remaining(&service, "eve", "192.0.2.7"), 0, "a user of choice is no new client");
+    assert_eq!(remaining(&service, "bob", "192.0.2.8"), 1, "the stated address counts");
+}
+
+#[test]
+fn authorize_addresses_before_the_stated_one_are_not_believed_if_only_the_proxy_is_trusted() {
+    let service = TestService::start(&IDENTITY.replace("PROXIES", "127.0.0.1/32"));
+    for (forged, expected) in [("198.51.100.1, ", 1), ("198.51.100.2, ", 0), ("127.0.0.1, ", 0)] {
+        let response = service.authorize(&caddy("GET", "/", &format!("{forged}192.0.2.7")));
+        assert_eq!(response.remaining(), expected, "{forged}: {response:?}");
+    }
+}
+
+/// A request each hour, in order of arrival.
+const SLOW: &str = "rate_limits: { default: { requests: 1, window: 1h, algorithm: leaky_bucket, burst: 2000, max_wait: 2000h } }";
+
+impl TestService {
+    /// How long the next request of a client would wait, in hours.
+    fn hours_to_wait(&self, address: &str) -> f64 {
+        let request = format!(
+            r#"{{"request":{{"method":"GET","host":"api.example.org","path":"/","peer":"{address}"}}}}"#
+        );
+        let wait = self.post_json("/v1/peek", &request, 200)["wait"].as_f64().expect("a number");
+        wait / 3_600.0
+    }
+
+    fn begin_authorize(&self, address: &str) -> TcpStream {
+        let mut stream = TcpStream::connect(self.address(Protocol::Http)).expect("a connection");
+        let head = format!("GET /v1/authorize HTTP/1.1\r\nHost: a\r\n{}\r\n", nginx("GET", "/", address));
+        stream.write_all(head.as_bytes()).expect("a live connection");
+        stream
+    }
+}
+
+#[test]
+fn authorize_delays_as_a_leaky_bucket_says_and_refunds_if_the_client_leaves() {
+    let service = TestService::start(SLOW);
+    assert_eq!(service.authorize(&nginx("GET", "/", "192.0.2.7")).status, 200);
+    let mut delayed = service.begin_authorize("192.0.2.7");
+    let is_charged = || service.hours_to_wait("192.0.2.7") > 1.5;
+    eventually_blocking("the second request is charged", is_charged);
+    // The worker has a single thread: an answer without a delay would have been written before that of the peek.
+    delayed.set_nonblocking(true).expect("a live socket");
+    let read = delayed.read(&mut [0; 1]);
+    assert_eq!(read.expect_err("no answer").kind(), ErrorKind::WouldBlock);
+    drop(delayed);
+    eventually_blocking("the charge is refunded", || !is_charged());
+}
+
+#[tokio::test]
+async fn authorize_more_delayed_requests_than_the_maximum_are_rejected_and_refunded() {
+    let service = TestService::start(SLOW);
+    for client in 0..40 {
+        let address = format!("192.0.2.{client}");
+        assert_eq!(service.authorize(&nginx("GET", "/", &address)).status, 200);
+    }
+    // 25 delayed requests of each of 40 clients are the maximum.
+    let mut delayed = Vec::new();
+    for client in 0..40 {
+        let connection = http2(service.address(Protocol::Http)).await;
+        for _ in 0..25 {
+            let request = Request::get("http://a/v1/authorize")
+                .header("x-original-method", "GET")
+                .header("x-original-uri", "/")
+                .header("x-original-host", "api.example.org")
+                .header("x-real-ip", format!("192.0.2.{client}"))
+                .body(Full::new(Bytes::new()))
+                .unwrap();
+            let mut connection = connection.clone();
+            delayed.push(tokio::spawn(async move { connection.send_request(request).await }));
+        }
+    }
+    eventually("all are charged", || {
+        (0..40).all(|client| service.hours_to_wait(&format!("192.0.2.{client}")) > 25.5)
+    })
+    .await;
+    let rejected = service.authorize(&nginx("GET", "/", "192.0.2.1"));
+    assert_eq!(rejected.status, 503, "{rejected:?}");
+    assert_eq!(rejected.json()["error"], "too_many_waiting");
+    assert!(rejected.header("retry-after").is_some());
+    eventually("it is refunded", || service.hours_to_wait("192.0.2.1") < 26.5).await;
+    assert!(delayed.iter().all(|request| !request.is_finished()));
 }

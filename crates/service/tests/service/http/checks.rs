@@ -32,6 +32,7 @@ fn check_of_a_rule_answers_with_the_decision_and_its_headers() {
     let json = rejected.json();
     assert_eq!((&json["admitted"], &json["reason"]), (&json!(false), &json!("rate_limit_exceeded")));
     assert_eq!((&json["retry_after"], &json["remaining"]), (&json!(40), &json!(0)));
+    assert_eq!(json["reset_after"], 40, "as in the headers: {rejected:?}");
     let seconds: u64 = rejected.header("retry-after").and_then(|text| text.parse().ok()).expect("a number");
     assert!((40..=44).contains(&seconds), "{seconds}");
 

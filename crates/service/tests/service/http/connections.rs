@@ -12,7 +12,8 @@ use crate::fixture::TestService;
 const BOB: &str = r#"{"rule":"default","client":"user:bob"}"#;
 
 fn post(extra: &str) -> String {
-    format!("POST /v1/check HTTP/1.1\r\nHost: a\r\nContent-Length: {}\r\n{extra}\r\n{BOB}", BOB.len())
+    let head = "POST /v1/check HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\n";
+    format!("{head}Content-Length: {}\r\n{extra}\r\n{BOB}", BOB.len())
 }
 
 #[tokio::test]
@@ -20,7 +21,8 @@ async fn http2_with_prior_knowledge_is_served() {
     let service = TestService::start(POLICY);
     let mut client = http2(service.address(Protocol::Http)).await;
     for remaining in [9, 8] {
-        let request = Request::post("http://a/v1/check").body(Full::new(Bytes::from(BOB))).unwrap();
+        let request = Request::post("http://a/v1/check").header("content-type", "application/json");
+        let request = request.body(Full::new(Bytes::from(BOB))).unwrap();
         let response = CollectedResponse::of(client.send_request(request).await.unwrap()).await;
         assert_eq!((response.status.as_u16(), response.json()["remaining"].as_u64()), (200, Some(remaining)));
     }
@@ -64,7 +66,7 @@ async fn body_in_parts_is_joined() {
     let service = TestService::start(POLICY);
     let mut client = RawClient::connect(service.address(Protocol::Http)).await;
     let (first, second) = BOB.split_at(9);
-    let head = "POST /v1/check HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n";
+    let head = "POST /v1/check HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n";
     let chunk = |part: &str| format!("{:x}\r\n{part}\r\n", part.len());
     client.send(format!("{head}{}", chunk(first)).as_bytes()).await;
     client.send(format!("{}0\r\n\r\n", chunk(second)).as_bytes()).await;
