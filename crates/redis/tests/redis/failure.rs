@@ -131,10 +131,15 @@ async fn dropped_decision_gives_local_units_back() {
     let store = open(&server.url(), &[("static", Coordination::Static, StoreFailureMode::Local)]);
     let limit = limit(Algorithm::TokenBucket, 5);
     let checks = [check("static", b"client", &limit), check("central", b"client", &limit)];
+    let mut dropped = 0;
     for _ in 0..20 {
-        let decision = store.decide(&checks, NOW).now_or_never();
-        assert!(decision.is_none(), "it waits for Redis");
+        match store.decide(&checks, NOW).now_or_never() {
+            None => dropped += 1,
+            // The machine was busy for longer than the timeout, so the fallback decides at once.
+            Some(decision) => store.refund(&decision.unwrap().refunds(&checks), NOW).await.unwrap(),
+        }
     }
+    assert!(dropped > 0, "a decision waits for Redis");
     assert_eq!(store.peek(&checks[..1], NOW).await.unwrap().outcomes[0].remaining, 5);
 }
 

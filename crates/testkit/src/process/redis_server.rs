@@ -50,7 +50,7 @@ impl RedisServer {
             server.process = server.try_start();
             server.process.is_some().then_some(server)
         };
-        (0..5).find_map(start).expect("redis-server found no free port in five tries")
+        (0..20).find_map(start).expect("redis-server found no free port in twenty tries")
     }
 
     fn try_start(&self) -> Option<Process> {
