@@ -40,12 +40,12 @@ pub(crate) enum Contender {
 /// The protocol of a work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Transport {
-    /// The Redis protocol, with so many commands in one write.
+    /// The Redis protocol, with `depth` commands in one write.
     Resp {
         depth: usize,
     },
     Http,
-    /// So many concurrent calls on each connection.
+    /// gRPC, with `streams` concurrent calls on each connection.
     Grpc {
         streams: usize,
     },
@@ -84,7 +84,7 @@ impl Contender {
         }
     }
 
-    /// Starts it, to be asked about so many keys.
+    /// Starts the contender for a work with `keys` keys.
     pub(crate) fn start(
         self,
         programs: &Programs,
@@ -100,7 +100,7 @@ impl Contender {
         Ok(RunningContender { running, traffic })
     }
 
-    /// Starts it, to be asked over the Redis protocol about so many keys that all stay in use.
+    /// Starts the contender with the Redis protocol for a work with `keys` keys that all stay in use.
     pub(crate) fn start_with_lasting_keys(
         self,
         programs: &Programs,

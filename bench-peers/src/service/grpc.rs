@@ -1,4 +1,4 @@
-//! Unary gRPC calls with the `h2` crate in one thread: on every connection, so many streams call in turn.
+//! Unary gRPC calls with the `h2` crate in one thread. Each connection has a fixed number of streams that call in turn.
 
 use std::net::Ipv4Addr;
 use std::time::{Duration, Instant};

@@ -66,7 +66,7 @@ impl ReplyReader {
         Self { format, expected: 0, counted: 0, inbox: Vec::new(), is_judged: false, verdict: None }
     }
 
-    /// Starts to wait for so many replies.
+    /// Starts to wait for this many replies.
     pub(crate) fn expect(&mut self, replies: usize) {
         self.expected = replies;
         self.counted = 0;

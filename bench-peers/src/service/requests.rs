@@ -39,7 +39,7 @@ impl RequestSet {
         &self.bytes
     }
 
-    /// Where so many requests are, from the first on.
+    /// The bytes of `count` requests, beginning with request `first`.
     pub(crate) fn range(&self, first: usize, count: usize) -> Range<usize> {
         first * self.length..(first + count) * self.length
     }

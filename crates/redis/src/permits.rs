@@ -4,7 +4,7 @@
 //! it every [`RENEWAL_INTERVAL`] while the request is in progress: the permits of a node that was killed return by themselves.
 //!
 //! Requests for one permit are queued in the order in which they are made, so a permit is not renewed after its release. A
-//! release is sent once and nobody waits for its reply; if it is lost, the permit returns when it expires.
+//! release is sent once and the store does not wait for its reply; if it is lost, the permit returns when it expires.
 
 use std::collections::{BTreeMap, HashMap};
 use std::ops::Bound;

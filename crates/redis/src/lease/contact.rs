@@ -268,7 +268,7 @@ impl LeaseNode {
             shard.drop_idle(now);
         }
         while !due.is_empty() {
-            // One call after the other: nobody waits for a settlement.
+            // One call after the other: no decision waits for a settlement.
             self.exchange_all(due.drain(..due.len().min(CALL_MAX)).collect(), now).await;
         }
     }

@@ -11,7 +11,7 @@ use super::stats;
 use crate::endpoint::ServerAddress;
 use crate::operation::ScriptName;
 
-/// After so many refusals a call waits for the next tick, so that servers that disagree about a slot do not keep the thread
+/// After this many refusals a call waits for the next tick, so that servers that disagree about a slot do not keep the thread
 /// busy.
 const MAX_IMMEDIATE_RETRIES: u32 = 6;
 

@@ -28,7 +28,7 @@ use seal::Sealer;
 
 /// How often a node pulls without an announcement, and pushes again after an error.
 const INTERVAL: Duration = Duration::from_secs(1);
-/// After so many intervals all records are pushed again, in case Redis lost some without going back visibly.
+/// After this many intervals all records are pushed again, in case Redis lost some without going back visibly.
 const PUSH_ALL_INTERVALS: u32 = 600;
 /// Broadcasts that wait; further ones are dropped. Records never wait here, so a flood of broadcasts does not delay them.
 const BROADCASTS: usize = 16_384;

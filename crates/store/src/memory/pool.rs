@@ -105,7 +105,7 @@ impl Budget {
         }
     }
 
-    /// Whether so many more bytes fit, outside the reserve for shared counters.
+    /// Whether this many more bytes fit, outside the reserve for shared counters.
     fn has_room(&self, share: PoolShare, bytes: u64) -> bool {
         let max = self.bytes - self.bytes / SHARED_PART;
         self.used() + bytes <= max
