@@ -5,7 +5,7 @@
 //! counters of the gateway.
 //!
 //! [`Service::start`] starts one thread for each core; `accept` accepts connections there, `worker` has what the
-//! connections of a thread share, `auth` checks tokens, `request` normalises the requests that
+//! connections of a thread share, `connection_events` what they wait for besides their bytes, `auth` checks tokens, `request` normalises the requests that
 //! clients describe, `reservations` has the charges whose final cost clients set later.
 
 #![forbid(unsafe_code)]
@@ -13,6 +13,7 @@
 mod accept;
 mod auth;
 mod client;
+mod connection_events;
 mod grpc;
 mod http;
 mod request;

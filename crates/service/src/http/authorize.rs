@@ -2,13 +2,11 @@
 
 use std::net::IpAddr;
 
-use bytes::Bytes;
-use http::header::{CONTENT_TYPE, HeaderMap, HeaderValue};
-use http::{Response, StatusCode};
-use http_body_util::Full;
+use http::StatusCode;
+use http::header::HeaderMap;
 use smallvec::SmallVec;
 use tidegate_core::{TimeSpan, Timestamp};
-use tidegate_headers::{BodyStyle, RateLimitHeaders, ReportedLimit, write_retry_after};
+use tidegate_headers::{BodyStyle, RateLimitHeaders, ReportedLimit};
 use tidegate_limiter::{AdmittedRuling, FailedRuling, RejectedRuling, Ruling};
 use tidegate_policy::normalize;
 use tidegate_store::Store;
@@ -16,9 +14,10 @@ use tidegate_telemetry::{DecisionKind, RequestSummary};
 
 use super::decision::{DecisionLog, DecisionWriter};
 use super::dispatch::EndpointCall;
-use super::error::{HttpError, HttpResponse};
+use super::error::HttpError;
 use super::facts::NormalRequest;
 use super::original::OriginalRequest;
+use super::response::HttpResponse;
 
 /// What the limiter says, without the buffers of the decision.
 enum AuthorizeOutcome<S: Store + 'static> {
@@ -49,9 +48,12 @@ pub(super) async fn authorize<S: Store + 'static>(
     // The record is about the original request from here on.
     call.record.describe(|| summarize(&call.policy.active.matcher.plan().identities, &request, version));
     let now = call.record.start_decision();
-    let mut headers = RateLimitHeaders::default();
-    let (outcome, retry_after) = decide(call, &request, now, &mut headers).await?;
-    let mut response = Response::new(Full::new(Bytes::new()));
+    let mut limits = RateLimitHeaders::default();
+    let (outcome, retry_after) = decide(call, &request, now, &mut limits).await?;
+    if let Some(seconds) = retry_after {
+        limits.push_retry_after(seconds);
+    }
+    let mut response = HttpResponse { limits, ..HttpResponse::empty() };
     match outcome {
         AuthorizeOutcome::Pass => {}
         AuthorizeOutcome::Delay(delay, refund) => {
@@ -60,15 +62,10 @@ pub(super) async fn authorize<S: Store + 'static>(
             refund.keep();
         }
         AuthorizeOutcome::Reject(body) => {
-            *response.status_mut() = StatusCode::TOO_MANY_REQUESTS;
-            *response.body_mut() = Full::new(Bytes::from(body));
-            let content_type = HeaderValue::from_static(body_style(call).content_type());
-            response.headers_mut().insert(CONTENT_TYPE, content_type);
+            response.status = StatusCode::TOO_MANY_REQUESTS;
+            response.content_type = Some(body_style(call).content_type());
+            response.body = body.into();
         }
-    }
-    headers.insert_into(response.headers_mut());
-    if let Some(seconds) = retry_after {
-        write_retry_after(response.headers_mut(), seconds);
     }
     Ok(response)
 }

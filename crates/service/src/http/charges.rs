@@ -1,16 +1,16 @@
 //! `/v1/refund`, `/v1/reset`, `/v1/reserve` and `/v1/commit`.
 
 use tidegate_core::{TimeSpan, Timestamp};
-use tidegate_headers::RateLimitHeaders;
 use tidegate_limiter::{RuleCheck, RuleError, RuleReservation, Ruling};
 use tidegate_store::Store;
 
 use super::check::checked_cost;
 use super::client::rule_client;
 use super::decision::{DecisionLog, DecisionWriter, put, put_text};
-use super::dispatch::{EndpointCall, json_response, parse};
-use super::error::{HttpError, HttpResponse, invalid};
+use super::dispatch::{EndpointCall, parse};
+use super::error::{HttpError, invalid};
 use super::message::{CommitMessage, RefundMessage, ReserveMessage, ResetMessage};
+use super::response::HttpResponse;
 use crate::reservations::{OpenReservation, ReservationId};
 
 /// How long a reservation is open, unless the client says so, and at most: a minute and an hour.
@@ -25,7 +25,7 @@ fn failed(error: &RuleError, rule: &str) -> HttpError {
 }
 
 fn done(json: &str) -> HttpResponse {
-    json_response(json.as_bytes().to_vec(), RateLimitHeaders::default(), None)
+    HttpResponse::json(json.as_bytes().to_vec())
 }
 
 /// `POST /v1/refund`.
@@ -86,16 +86,9 @@ pub(super) async fn reserve<S: Store + 'static>(
     let now = call.record.start_decision();
     let check = RuleCheck { rule: &rule, client: &client, cost };
     let ruling = call.worker.limiter.check_rule(&policy.active, check, &mut scratch, now).await;
-    let mut headers = RateLimitHeaders::default();
-    let mut writer = DecisionWriter {
-        policy,
-        cache: &state.header_values,
-        headers: Some(&mut headers),
-        retry_after: None,
-    };
+    let mut writer = DecisionWriter::without_headers(policy, state);
     let mut json = Vec::with_capacity(256);
     writer.write(&ruling, now, &mut DecisionLog::Request(&mut call.record), &mut json)?;
-    let retry_after = writer.retry_after;
     put(&mut json, r#","reservation":"#);
     let charge = match &ruling {
         Ruling::Admitted(admitted) => Some(RuleReservation::new(&admitted.report)),
@@ -111,7 +104,7 @@ pub(super) async fn reserve<S: Store + 'static>(
         put(&mut json, "null");
     }
     put(&mut json, "}\n");
-    Ok(json_response(json, headers, retry_after))
+    Ok(HttpResponse::json(json))
 }
 
 /// `POST /v1/commit`.
@@ -135,5 +128,5 @@ pub(super) async fn commit<S: Store + 'static>(
     let mut json = br#"{"committed":true,"rule":"#.to_vec();
     put_text(&mut json, &open.rule);
     put(&mut json, "}\n");
-    Ok(json_response(json, RateLimitHeaders::default(), None))
+    Ok(HttpResponse::json(json))
 }

@@ -3,7 +3,7 @@
 use std::borrow::Cow;
 
 use tidegate_core::{Cost, Timestamp};
-use tidegate_headers::{BodyStyle, RateLimitHeaders};
+use tidegate_headers::BodyStyle;
 use tidegate_limiter::{RuleCheck, Ruling};
 use tidegate_policy::{ActivePolicy, Scratch};
 use tidegate_store::Store;
@@ -11,10 +11,11 @@ use tidegate_telemetry::Protocol;
 
 use super::client::rule_client;
 use super::decision::{DecisionLog, DecisionWriter, put};
-use super::dispatch::{EndpointCall, MAX_BODY, json_response, parse};
-use super::error::{HttpError, HttpResponse, invalid};
+use super::dispatch::{EndpointCall, MAX_BODY, parse};
+use super::error::{HttpError, invalid};
 use super::facts::NormalRequest;
 use super::message::{CheckMessage, SingleCheckMessage};
+use super::response::HttpResponse;
 
 /// The most checks of a batch.
 const MAX_BATCH: usize = 1_000;
@@ -121,19 +122,12 @@ async fn check_one<S: Store + 'static>(
     let mut scratch = state.scratch();
     let now = if charges { call.record.start_decision() } else { call.worker.now() };
     let ruling = subject.decide(call, &policy.active, (&mut scratch, now), charges).await;
-    let mut headers = RateLimitHeaders::default();
-    let mut writer = DecisionWriter {
-        policy,
-        cache: &state.header_values,
-        headers: Some(&mut headers),
-        retry_after: None,
-    };
+    let mut writer = DecisionWriter::without_headers(policy, state);
     let mut log = if charges { DecisionLog::Request(&mut call.record) } else { DecisionLog::Off };
     let mut json = Vec::with_capacity(USUAL_LENGTH);
     writer.write(&ruling, now, &mut log, &mut json)?;
-    let retry_after = writer.retry_after;
     put(&mut json, "}\n");
-    Ok(json_response(json, headers, retry_after))
+    Ok(HttpResponse::json(json))
 }
 
 /// Each check is a decision of its own, in order, at the same time.
@@ -146,8 +140,7 @@ async fn check_batch<S: Store + 'static>(
     let clock = &**worker.limiter.clock();
     let mut scratch = worker.http.scratch();
     let now = worker.now();
-    let mut writer =
-        DecisionWriter { policy, cache: &worker.http.header_values, headers: None, retry_after: None };
+    let mut writer = DecisionWriter::without_headers(policy, &worker.http);
     let mut json = Vec::with_capacity(USUAL_LENGTH * (checks.len() + 1));
     put(&mut json, r#"{"results":["#);
     for (index, message) in checks.into_iter().enumerate() {
@@ -173,5 +166,5 @@ async fn check_batch<S: Store + 'static>(
         put(&mut json, "}");
     }
     put(&mut json, "]}\n");
-    Ok(json_response(json, RateLimitHeaders::default(), None))
+    Ok(HttpResponse::json(json))
 }

@@ -1,10 +1,13 @@
-//! One connection: HTTP/1.1 or HTTP/2, by its first bytes.
+//! One connection: plain requests, then whatever else it brings, HTTP/1.1 or HTTP/2, in hyper.
 
 use std::convert::Infallible;
+use std::net::IpAddr;
 use std::pin::pin;
 use std::rc::Rc;
 use std::time::Duration;
 
+use bytes::Bytes;
+use http::request::Parts;
 use http::{Request, Version};
 use hyper::body::Incoming;
 use hyper::rt::Executor;
@@ -13,11 +16,15 @@ use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::server::conn::auto;
 use tidegate_store::Store;
 use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::sync::watch;
 use tokio::time::{MissedTickBehavior, interval};
 
 use super::dispatch::dispatch;
 use super::idle_timeout::{ConnectionCounts, CountedIo, IdleTimeout, TICK};
+use super::plain_connection::PlainConnection;
+use super::request::{EndpointRequest, RequestBody, RequestHeaders};
 use crate::accept::ServiceConnection;
+use crate::worker::ServiceWorker;
 
 /// The longest head, and the most bytes of a body that are buffered before they are read.
 const MAX_HEAD: u32 = 32 << 10;
@@ -40,10 +47,26 @@ where
     S: Store + 'static,
     IO: AsyncRead + AsyncWrite + Unpin + 'static,
 {
-    let ServiceConnection { io, peer, worker, mut stop } = connection;
+    let ServiceConnection { mut io, peer, worker, stop } = connection;
     let peer = peer.ip().to_canonical();
+    let rest = PlainConnection::new(&mut io, peer, &worker, &stop).run().await;
+    if let Some(rest) = rest {
+        Box::pin(serve_any((io, rest.into()), peer, worker, stop)).await;
+    }
+}
+
+/// Serves any request. `before` was read already.
+async fn serve_any<S, IO>(
+    (io, before): (IO, Bytes),
+    peer: IpAddr,
+    worker: Rc<ServiceWorker<S>>,
+    mut stop: watch::Receiver<bool>,
+) where
+    S: Store + 'static,
+    IO: AsyncRead + AsyncWrite + Unpin + 'static,
+{
     let counts = Rc::new(ConnectionCounts::default());
-    let io = TokioIo::new(CountedIo::new(io, &counts));
+    let io = TokioIo::new(CountedIo::new(io, before, &counts));
     let (worker, counted) = (&worker, &counts);
     let service = {
         let (worker, counts) = (Rc::clone(worker), Rc::clone(counted));
@@ -51,9 +74,13 @@ where
             let worker = Rc::clone(&worker);
             let in_flight = counts.begin_request(request.version() == Version::HTTP_2);
             async move {
-                let response = dispatch(&worker, peer, request).await;
+                let (Parts { method, uri, version, headers, .. }, body) = request.into_parts();
+                let (path, authority) = (uri.path(), uri.host());
+                let headers = RequestHeaders::Map(headers);
+                let request = EndpointRequest { method, path, authority, version, headers };
+                let response = dispatch(&worker, peer, request, RequestBody::Stream(body)).await;
                 drop(in_flight);
-                Ok::<_, Infallible>(response)
+                Ok::<_, Infallible>(response.into_hyper())
             }
         })
     };

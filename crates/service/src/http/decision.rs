@@ -10,6 +10,7 @@ use tidegate_store::{Clock, ClockReading};
 use tidegate_telemetry::{DecisionKind, MetricsHandle, RequestRecord};
 
 use super::error::HttpError;
+use super::state::HttpState;
 use crate::worker::ServedPolicy;
 
 /// Where a decision is recorded.
@@ -72,7 +73,8 @@ impl DecisionLog<'_, '_> {
 pub(super) struct DecisionWriter<'w> {
     pub(super) policy: &'w ServedPolicy,
     pub(super) cache: &'w RefCell<HeaderValueCache>,
-    /// The rate-limit headers of the response; `None` if it has none, because it has several decisions.
+    /// The rate-limit headers of a response that a proxy passes on. A response with a decision as JSON has none: there they
+    /// would be about the limits of the client that asks.
     pub(super) headers: Option<&'w mut RateLimitHeaders>,
     /// When to retry, in the seconds of `Retry-After`.
     pub(super) retry_after: Option<u64>,
@@ -89,7 +91,12 @@ struct DecisionMembers<'a> {
     at: Timestamp,
 }
 
-impl DecisionWriter<'_> {
+impl<'w> DecisionWriter<'w> {
+    /// Encodes rulings as JSON only.
+    pub(super) fn without_headers(policy: &'w ServedPolicy, state: &'w HttpState) -> Self {
+        Self { policy, cache: &state.header_values, headers: None, retry_after: None }
+    }
+
     /// Records a ruling at `now` and writes it as a JSON object without the brace that ends it.
     pub(super) fn write(
         &mut self,

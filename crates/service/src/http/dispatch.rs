@@ -3,20 +3,16 @@
 use std::net::IpAddr;
 use std::rc::Rc;
 
-use bytes::Bytes;
-use http::header::{AUTHORIZATION, CONTENT_TYPE, HOST, HeaderValue};
-use http::request::Parts;
-use http::{HeaderMap, Method, Request, Response, StatusCode, Version};
-use http_body_util::Full;
-use hyper::body::{Body, Incoming};
+use http::{Method, StatusCode, Version};
 use serde::Deserialize;
-use tidegate_headers::{BodyStyle, RateLimitHeaders, write_retry_after};
+use tidegate_headers::BodyStyle;
 use tidegate_store::Store;
 use tidegate_telemetry::{Protocol, RequestRecord, RequestSummary};
 
 use super::authorize::{self, authorize};
-use super::body::read_body;
-use super::error::{HttpError, HttpResponse};
+use super::error::HttpError;
+use super::request::{EndpointRequest, RequestBody, RequestHeaders};
+use super::response::HttpResponse;
 use super::{charges, check, original};
 use crate::auth;
 use crate::grpc;
@@ -28,7 +24,6 @@ pub(super) const MAX_BODY: usize = 64 << 10;
 const MAX_BATCH_BODY: usize = 1 << 20;
 /// The description of this interface.
 const OPENAPI: &[u8] = include_bytes!("openapi.json");
-const JSON: HeaderValue = HeaderValue::from_static("application/json");
 
 /// What a path asks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -85,16 +80,21 @@ pub(super) struct EndpointCall<'c, S> {
     pub(super) record: RequestRecord<'c>,
 }
 
+/// Whether there is an endpoint with this path.
+pub(super) fn is_endpoint(path: &str) -> bool {
+    Endpoint::find(path).is_some()
+}
+
 /// Answers a request.
 pub(super) async fn dispatch<S: Store + 'static>(
     worker: &Rc<ServiceWorker<S>>,
     peer: IpAddr,
-    request: Request<Incoming>,
+    request: EndpointRequest<'_>,
+    body: RequestBody<'_>,
 ) -> HttpResponse {
-    let (parts, body) = request.into_parts();
-    let endpoint = match Endpoint::find(parts.uri.path()) {
-        Some(Endpoint::Health) if Endpoint::Health.allows(&parts.method) => {
-            return fixed("text/plain", b"ok\n");
+    let endpoint = match Endpoint::find(request.path) {
+        Some(Endpoint::Health) if Endpoint::Health.allows(&request.method) => {
+            return HttpResponse::new("text/plain", b"ok\n".as_slice());
         }
         Some(endpoint) => endpoint,
         None => return HttpError::NoEndpoint.into_response(BodyStyle::Problem),
@@ -102,43 +102,44 @@ pub(super) async fn dispatch<S: Store + 'static>(
     let policy = worker.policy();
     let record = worker.recorder(Protocol::Http).start();
     let mut call = EndpointCall { worker, policy, record };
-    call.record.join_trace(|| parts.headers.get_all("traceparent").iter().map(HeaderValue::as_bytes));
-    call.record.describe(|| summarize(&parts, peer));
+    call.record.join_trace(|| request.headers.values("traceparent"));
+    call.record.describe(|| summarize(&request, peer));
     let is_authorize = endpoint == Endpoint::Authorize;
     let style = if is_authorize { authorize::body_style(&call) } else { BodyStyle::Problem };
-    let answered = answer(&mut call, endpoint, (parts, peer), body).await;
+    let answered = answer(&mut call, endpoint, (request, peer), body).await;
     let response = answered.unwrap_or_else(|error| {
         call.record.set_error(|| (error.code(), None));
         error.with_rule_names(&call.policy.active).into_response(style)
     });
-    call.record.set_response(response.status().as_u16(), response.body().size_hint().exact());
+    call.record.set_response(response.status.as_u16(), Some(response.body.len() as u64));
     response
 }
 
 async fn answer<S: Store + 'static>(
     call: &mut EndpointCall<'_, S>,
     endpoint: Endpoint,
-    (parts, peer): (Parts, IpAddr),
-    body: Incoming,
+    (request, peer): (EndpointRequest<'_>, IpAddr),
+    body: RequestBody<'_>,
 ) -> Result<HttpResponse, HttpError> {
-    if let Some(allowed) = endpoint.methods().filter(|_| !endpoint.allows(&parts.method)) {
+    if let Some(allowed) = endpoint.methods().filter(|_| !endpoint.allows(&request.method)) {
         return Err(HttpError::Method { allowed });
     }
-    check_token(call, endpoint, &parts.headers)?;
+    check_token(call, endpoint, &request.headers)?;
     match endpoint {
-        Endpoint::OpenApi => return Ok(fixed("application/json", OPENAPI)),
+        Endpoint::OpenApi => return Ok(HttpResponse::new("application/json", OPENAPI)),
         Endpoint::Authorize => {
             if !authorize::is_trusted(call, peer) {
                 return Err(HttpError::UntrustedPeer);
             }
-            let version = version_text(parts.version);
-            return Box::pin(authorize(call, (parts.headers, peer), version)).await;
+            let version = version_text(request.version);
+            let headers = request.headers.into_map()?;
+            return Box::pin(authorize(call, (headers, peer), version)).await;
         }
         _ => {}
     }
-    check_content_type(&parts.headers)?;
+    check_content_type(&request.headers)?;
     let max = if endpoint == Endpoint::Check { MAX_BATCH_BODY } else { MAX_BODY };
-    let body = read_body(body, max).await?;
+    let body = body.read(max).await?;
     match endpoint {
         Endpoint::Check => check::check(call, &body).await,
         Endpoint::Peek => Box::pin(check::peek(call, &body)).await,
@@ -149,10 +150,8 @@ async fn answer<S: Store + 'static>(
         Endpoint::Json => {
             let (status, json) =
                 Box::pin(grpc::json::handle(call.worker, peer, &body, &mut call.record)).await;
-            let mut response = json_response(json.into_bytes(), RateLimitHeaders::default(), None);
-            *response.status_mut() =
-                StatusCode::from_u16(status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
-            Ok(response)
+            let status = StatusCode::from_u16(status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
+            Ok(HttpResponse { status, ..HttpResponse::json(json.into_bytes()) })
         }
         // Answered above.
         Endpoint::Authorize | Endpoint::OpenApi | Endpoint::Health => Err(HttpError::NoEndpoint),
@@ -163,34 +162,27 @@ async fn answer<S: Store + 'static>(
 fn check_token<S: Store + 'static>(
     call: &EndpointCall<'_, S>,
     endpoint: Endpoint,
-    headers: &HeaderMap,
+    headers: &RequestHeaders<'_>,
 ) -> Result<(), HttpError> {
     let service = &call.policy.tokens;
     if !auth::needs_token(service, Protocol::Http) {
         return Ok(());
     }
     let (given, header) = if endpoint == Endpoint::Authorize {
-        (single(headers, original::TOKEN.as_str()), "X-Tidegate-Token")
+        (headers.single(original::TOKEN_NAME), "X-Tidegate-Token")
     } else {
         let bearer = |value: &'_ [u8]| value.len() > 7 && value[..7].eq_ignore_ascii_case(b"bearer ");
-        let given = single(headers, AUTHORIZATION.as_str()).filter(|value| bearer(value));
+        let given = headers.single("authorization").filter(|value| bearer(value));
         (given.map(|value| value[7..].trim_ascii()), "Authorization: Bearer TOKEN")
     };
     let is_authorized = auth::is_authorized(service, Protocol::Http, given);
     if is_authorized { Ok(()) } else { Err(HttpError::Token { header }) }
 }
 
-/// The value of a header that appears once.
-fn single<'h>(headers: &'h HeaderMap, name: &str) -> Option<&'h [u8]> {
-    let mut values = headers.get_all(name).iter();
-    let value = values.next()?;
-    values.next().is_none().then_some(value.as_bytes())
-}
-
 /// A web page can send a body without asking this server first only if it is not declared as JSON. So JSON must be declared:
 /// then a browser on this machine cannot be used to reset or to exhaust counters.
-fn check_content_type(headers: &HeaderMap) -> Result<(), HttpError> {
-    let value = single(headers, CONTENT_TYPE.as_str()).ok_or(HttpError::MediaType)?;
+fn check_content_type(headers: &RequestHeaders<'_>) -> Result<(), HttpError> {
+    let value = headers.single("content-type").ok_or(HttpError::MediaType)?;
     let media_type = value.split(|byte| *byte == b';').next().unwrap_or_default();
     let is_json = media_type.trim_ascii().eq_ignore_ascii_case(b"application/json");
     if is_json { Ok(()) } else { Err(HttpError::MediaType) }
@@ -199,28 +191,6 @@ fn check_content_type(headers: &HeaderMap) -> Result<(), HttpError> {
 /// Reads a message.
 pub(super) fn parse<'b, T: Deserialize<'b>>(body: &'b [u8]) -> Result<T, HttpError> {
     serde_json::from_slice(body).map_err(HttpError::Json)
-}
-
-/// A response with a decision.
-pub(super) fn json_response(
-    json: Vec<u8>,
-    mut headers: RateLimitHeaders,
-    retry_after: Option<u64>,
-) -> HttpResponse {
-    let mut response = Response::new(Full::new(Bytes::from(json)));
-    let map = response.headers_mut();
-    map.insert(CONTENT_TYPE, JSON);
-    headers.insert_into(map);
-    if let Some(seconds) = retry_after {
-        write_retry_after(map, seconds);
-    }
-    response
-}
-
-fn fixed(content_type: &'static str, body: &'static [u8]) -> HttpResponse {
-    let mut response = Response::new(Full::new(Bytes::from_static(body)));
-    response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(content_type));
-    response
 }
 
 fn version_text(version: Version) -> &'static str {
@@ -232,15 +202,14 @@ fn version_text(version: Version) -> &'static str {
 }
 
 /// Summarizes a request to this service. Its path is one of the endpoints.
-fn summarize(parts: &Parts, peer: IpAddr) -> RequestSummary {
-    let host = parts.headers.get(HOST).map(|host| String::from_utf8_lossy(host.as_bytes()));
-    let length = parts.headers.get(http::header::CONTENT_LENGTH);
+fn summarize(request: &EndpointRequest<'_>, peer: IpAddr) -> RequestSummary {
+    let length = request.headers.values("content-length").next();
     RequestSummary {
-        method: parts.method.as_str().to_owned(),
-        host: host.as_deref().or(parts.uri.host()).unwrap_or_default().to_owned(),
-        path: parts.uri.path().to_owned(),
+        method: request.method.as_str().to_owned(),
+        host: request.host(),
+        path: request.path.to_owned(),
         peer,
-        version: version_text(parts.version),
-        bytes: length.and_then(|length| length.to_str().ok()?.parse().ok()),
+        version: version_text(request.version),
+        bytes: length.and_then(|length| std::str::from_utf8(length).ok()?.parse().ok()),
     }
 }

@@ -2,15 +2,12 @@
 
 use std::borrow::Cow;
 
-use bytes::Bytes;
-use http::header::{ALLOW, CONTENT_TYPE, HeaderValue, WWW_AUTHENTICATE};
-use http::{Response, StatusCode};
-use http_body_util::Full;
-use tidegate_headers::{BodyStyle, ErrorBody, write_retry_after};
+use http::StatusCode;
+use http::header::{ALLOW, HeaderValue, WWW_AUTHENTICATE};
+use tidegate_headers::{BodyStyle, ErrorBody};
 use tidegate_policy::{ActivePolicy, ClientNameError, HeaderError, PathError, RequestError};
 
-/// The response of an endpoint.
-pub(super) type HttpResponse = Response<Full<Bytes>>;
+use super::response::HttpResponse;
 
 /// `Retry-After` of errors that are likely to be over soon.
 const RETRY_SECONDS: u64 = 1;
@@ -36,6 +33,8 @@ pub(super) enum HttpError {
     SlowBody,
     /// The body is malformed or incomplete.
     BadBody,
+    /// A header cannot be used.
+    BadHeader,
     /// The body is not valid JSON, or has unknown or missing fields.
     Json(serde_json::Error),
     /// The fields contradict each other, or a value is invalid.
@@ -77,6 +76,7 @@ impl HttpError {
             Self::TooLarge { .. } => StatusCode::PAYLOAD_TOO_LARGE,
             Self::SlowBody => StatusCode::REQUEST_TIMEOUT,
             Self::BadBody
+            | Self::BadHeader
             | Self::Json(_)
             | Self::Invalid(_)
             | Self::Client(_)
@@ -100,6 +100,7 @@ impl HttpError {
             Self::TooLarge { .. } => "body_too_large",
             Self::SlowBody => "body_too_slow",
             Self::BadBody => "bad_body",
+            Self::BadHeader => "bad_header",
             Self::Json(error) if !error.is_data() => "bad_json",
             Self::Json(_) | Self::Invalid(_) | Self::Client(_) | Self::Request(_) | Self::Headers(_) => {
                 "bad_request"
@@ -131,6 +132,7 @@ impl HttpError {
             }
             Self::SlowBody => "The body was sent too slowly.",
             Self::BadBody => "The body is malformed or incomplete.",
+            Self::BadHeader => "A header is malformed or too long.",
             Self::Json(error) if error.is_data() => return format!("Invalid request: {error}.").into(),
             Self::Json(error) => return format!("Invalid JSON: {error}.").into(),
             Self::Invalid(what) => return format!("Invalid request: {what}.").into(),
@@ -177,17 +179,16 @@ impl HttpError {
 
     /// The response, with a body in `style`.
     pub(super) fn into_response(self, style: BodyStyle) -> HttpResponse {
-        let mut response = Response::new(Full::new(Bytes::from(self.encode(style))));
-        *response.status_mut() = self.status();
-        let headers = response.headers_mut();
-        headers.insert(CONTENT_TYPE, HeaderValue::from_static(style.content_type()));
+        let mut response = HttpResponse::new(style.content_type(), self.encode(style));
+        response.status = self.status();
+        let headers = &mut response.headers;
         match self {
             Self::Method { allowed } => drop(headers.insert(ALLOW, HeaderValue::from_static(allowed))),
             Self::Token { .. } => {
                 headers.insert(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
             }
-            _ if self.status() == StatusCode::SERVICE_UNAVAILABLE => {
-                write_retry_after(headers, RETRY_SECONDS);
+            _ if response.status == StatusCode::SERVICE_UNAVAILABLE => {
+                response.limits.push_retry_after(RETRY_SECONDS);
             }
             _ => {}
         }

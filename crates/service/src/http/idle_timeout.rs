@@ -9,6 +9,7 @@ use std::rc::Rc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
+use bytes::Bytes;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 /// How often the counts are compared.
@@ -16,7 +17,7 @@ pub(super) const TICK: Duration = Duration::from_millis(2_500);
 /// A head must be complete after this many ticks: 10 seconds.
 const HEAD_TICKS: u32 = 4;
 /// A connection without a request is closed after this many ticks: 75 seconds.
-const IDLE_TICKS: u32 = 30;
+pub(super) const IDLE_TICKS: u32 = 30;
 
 /// The bytes with which an HTTP/2 connection begins.
 const HTTP2_PREFACE: &[u8; 24] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
@@ -89,16 +90,17 @@ impl IdleTimeout {
     }
 }
 
-/// A byte stream whose reads are counted.
+/// A byte stream whose reads are counted, after bytes that were read before.
 #[derive(Debug)]
 pub(super) struct CountedIo<IO> {
     io: IO,
+    before: Bytes,
     counts: Rc<ConnectionCounts>,
 }
 
 impl<IO> CountedIo<IO> {
-    pub(super) fn new(io: IO, counts: &Rc<ConnectionCounts>) -> Self {
-        Self { io, counts: Rc::clone(counts) }
+    pub(super) fn new(io: IO, before: Bytes, counts: &Rc<ConnectionCounts>) -> Self {
+        Self { io, before, counts: Rc::clone(counts) }
     }
 }
 
@@ -108,10 +110,16 @@ impl<IO: AsyncRead + Unpin> AsyncRead for CountedIo<IO> {
         cx: &mut Context<'_>,
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
-        let before = buffer.filled().len();
-        let read = Pin::new(&mut self.io).poll_read(cx, buffer);
+        let filled = buffer.filled().len();
+        let read = if self.before.is_empty() {
+            Pin::new(&mut self.io).poll_read(cx, buffer)
+        } else {
+            let length = self.before.len().min(buffer.remaining());
+            buffer.put_slice(&self.before.split_to(length));
+            Poll::Ready(Ok(()))
+        };
         if read.is_ready() {
-            self.counts.count_read(buffer.filled().get(before..).unwrap_or_default());
+            self.counts.count_read(buffer.filled().get(filled..).unwrap_or_default());
         }
         read
     }

@@ -15,7 +15,8 @@ use super::error::{HttpError, invalid};
 use crate::request::{DescribedRequest, remove_proxy_headers, trim_values};
 
 /// The token of the listener. `Authorization` is that of the original client.
-pub(super) const TOKEN: HeaderName = HeaderName::from_static("x-tidegate-token");
+pub(super) const TOKEN_NAME: &str = "x-tidegate-token";
+const TOKEN: HeaderName = HeaderName::from_static(TOKEN_NAME);
 const ORIGINAL_METHOD: HeaderName = HeaderName::from_static("x-original-method");
 const ORIGINAL_URI: HeaderName = HeaderName::from_static("x-original-uri");
 const ORIGINAL_HOST: HeaderName = HeaderName::from_static("x-original-host");

@@ -3,7 +3,9 @@
 use std::cell::{Cell, RefCell};
 use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
+use std::time::{Duration, UNIX_EPOCH};
 
+use tidegate_core::Timestamp;
 use tidegate_headers::HeaderValueCache;
 use tidegate_policy::Scratch;
 
@@ -13,6 +15,10 @@ use crate::reservations::ReservationTable;
 const MAX_DELAYED: usize = 1_000;
 /// The most buffers that are kept: only decisions that wait for a store need several at once.
 const MAX_SCRATCHES: usize = 16;
+/// The most buffers of connections that are kept. Unless the store is remote, one is enough.
+const MAX_BUFFERS: usize = 4;
+/// The most bytes that are read at once.
+const READ_LENGTH: usize = 16 << 10;
 
 /// The state of a worker for its HTTP connections.
 #[derive(Debug)]
@@ -21,6 +27,22 @@ pub(crate) struct HttpState {
     pub(super) reservations: Arc<ReservationTable>,
     scratches: RefCell<Vec<Scratch>>,
     delayed: Cell<usize>,
+    buffers: RefCell<Vec<ConnectionBuffers>>,
+    date: RefCell<CachedDate>,
+}
+
+/// The buffers of a connection while its requests are answered.
+#[derive(Debug)]
+pub(super) struct ConnectionBuffers {
+    pub(super) read: Box<[u8]>,
+    pub(super) output: Vec<u8>,
+}
+
+/// The date of responses, which changes once a second.
+#[derive(Debug, Default)]
+struct CachedDate {
+    second: u64,
+    text: String,
 }
 
 impl HttpState {
@@ -30,7 +52,36 @@ impl HttpState {
             reservations,
             scratches: RefCell::default(),
             delayed: Cell::new(0),
+            buffers: RefCell::default(),
+            date: RefCell::default(),
         }
+    }
+
+    /// Takes the buffers of a connection from the pool.
+    pub(super) fn take_buffers(&self) -> ConnectionBuffers {
+        let kept = self.buffers.borrow_mut().pop();
+        kept.unwrap_or_else(|| ConnectionBuffers { read: vec![0; READ_LENGTH].into(), output: Vec::new() })
+    }
+
+    /// Returns the buffers of a connection to the pool.
+    pub(super) fn put_back(&self, mut buffers: ConnectionBuffers) {
+        let mut pool = self.buffers.borrow_mut();
+        if pool.len() < MAX_BUFFERS {
+            buffers.output.clear();
+            buffers.output.shrink_to(READ_LENGTH);
+            pool.push(buffers);
+        }
+    }
+
+    /// Calls `write` with `now` as the value of the header `Date`.
+    pub(super) fn with_date(&self, now: Timestamp, write: impl FnOnce(&[u8])) {
+        let mut date = self.date.borrow_mut();
+        let second = now.as_micros() / 1_000_000;
+        if date.second != second || date.text.is_empty() {
+            let time = UNIX_EPOCH + Duration::from_secs(second);
+            *date = CachedDate { second, text: httpdate::fmt_http_date(time) };
+        }
+        write(date.text.as_bytes());
     }
 
     /// Takes the buffers for a decision from the pool.
@@ -99,6 +150,20 @@ mod tests {
         let scratches: Vec<_> = (0..100).map(|_| state.scratch()).collect();
         drop(scratches);
         assert_eq!(state.scratches.borrow().len(), MAX_SCRATCHES);
+    }
+
+    #[test]
+    fn date_changes_with_the_second() {
+        let state = HttpState::new(Arc::default());
+        for (micros, expected) in [
+            (0, "Thu, 01 Jan 1970 00:00:00 GMT"),
+            (1_794_823_199_999_999, "Mon, 16 Nov 2026 09:59:59 GMT"),
+            (1_794_823_200_000_000, "Mon, 16 Nov 2026 10:00:00 GMT"),
+        ] {
+            state.with_date(Timestamp::from_micros(micros), |date| {
+                assert_eq!(String::from_utf8_lossy(date), expected);
+            });
+        }
     }
 
     #[test]

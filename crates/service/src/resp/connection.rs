@@ -13,13 +13,12 @@ use std::time::Duration;
 use bytes::{Buf, BytesMut};
 use tidegate_store::Store;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadBuf};
-use tokio::sync::watch;
-use tokio::time::{Interval, MissedTickBehavior};
 
 use super::batch::{BatchEnd, MAX_LOCKED_INPUT, MAX_LOCKED_OUTPUT, MAX_OUTPUT};
 use super::client_state::RespClientState;
 use super::workspace::Workspace;
 use crate::accept::ServiceConnection;
+use crate::connection_events::{ConnectionEvent, ConnectionEvents};
 use crate::worker::ServiceWorker;
 
 /// How often a connection is checked for progress.
@@ -53,6 +52,7 @@ pub(super) struct RespConnection<S, IO> {
     /// Whether bytes may be buffered below, by TLS.
     needs_flush: bool,
     progress: ProgressCheck,
+    events: ConnectionEvents,
 }
 
 /// What happened on a connection.
@@ -92,11 +92,12 @@ where
     S: Store + 'static,
     IO: AsyncRead + AsyncWrite + Unpin + 'static,
 {
-    pub(super) fn new(connection: ServiceConnection<S, IO>) -> (Self, watch::Receiver<bool>) {
+    pub(super) fn new(connection: ServiceConnection<S, IO>) -> Self {
         let ServiceConnection { io, worker, stop, .. } = connection;
+        let events = ConnectionEvents::new(&stop, CHECK_INTERVAL);
         let mut client = RespClientState::new();
         client.is_locked = !client.is_authorized(&worker.policy().tokens);
-        let connection = Self {
+        Self {
             io,
             worker,
             client,
@@ -105,18 +106,14 @@ where
             unsent: BytesMut::new(),
             needs_flush: false,
             progress: ProgressCheck::default(),
-        };
-        (connection, stop)
+            events,
+        }
     }
 
-    /// Serves the connection until it ends or `stop` turns true.
-    pub(super) async fn run(mut self, mut stop: watch::Receiver<bool>) {
-        let mut stopping = stop.clone();
-        let mut stopped = pin!(async move { drop(stop.wait_for(|stop| *stop).await) });
+    /// Serves the connection until it ends or the service stops.
+    pub(super) async fn run(mut self) {
         // Polled only while the client has to authenticate.
         let mut too_late = pin!(tokio::time::sleep(AUTHENTICATION_TIMEOUT));
-        let mut check = tokio::time::interval(CHECK_INTERVAL);
-        check.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut commands = 0;
         loop {
             let was_locked = self.client.is_locked;
@@ -125,16 +122,15 @@ where
             } else {
                 let event = poll_fn(|cx| {
                     // Before reading: a client that always has more to send must not delay the stop.
-                    if is_stopped(&mut stopping) {
+                    if self.events.is_stopped() {
                         return Poll::Ready(IoEvent::Ended);
                     }
                     match self.poll_io(cx) {
                         Poll::Ready(event) => Poll::Ready(event),
-                        Poll::Pending if stopped.as_mut().poll(cx).is_ready() => Poll::Ready(IoEvent::Ended),
                         Poll::Pending if self.client.is_locked && too_late.as_mut().poll(cx).is_ready() => {
                             Poll::Ready(IoEvent::Ended)
                         }
-                        Poll::Pending => self.poll_check(&mut check, cx),
+                        Poll::Pending => self.poll_events(cx),
                     }
                 });
                 match event.await {
@@ -278,8 +274,11 @@ where
         }
     }
 
-    fn poll_check(&mut self, check: &mut Interval, cx: &mut Context<'_>) -> Poll<IoEvent> {
-        while check.poll_tick(cx).is_ready() {
+    fn poll_events(&mut self, cx: &mut Context<'_>) -> Poll<IoEvent> {
+        while let Poll::Ready(event) = self.events.poll(cx) {
+            if event == ConnectionEvent::Stop {
+                return Poll::Ready(IoEvent::Ended);
+            }
             let has_output = !self.unsent.is_empty() || self.needs_flush;
             // While nothing is read, only the client's reading counts.
             let has_input = !self.input.is_empty() && self.is_reading();
@@ -304,16 +303,6 @@ where
             }
         }
         Ok(())
-    }
-}
-
-/// Whether the service stops. Cheap enough for each read.
-fn is_stopped(stop: &mut watch::Receiver<bool>) -> bool {
-    match stop.has_changed() {
-        Ok(false) => false,
-        Ok(true) => *stop.borrow_and_update(),
-        // The service has ended.
-        Err(_) => true,
     }
 }
 

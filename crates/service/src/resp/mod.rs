@@ -38,6 +38,5 @@ where
     S: Store + 'static,
     IO: AsyncRead + AsyncWrite + Unpin + 'static,
 {
-    let (connection, stop) = RespConnection::new(connection);
-    connection.run(stop).await;
+    RespConnection::new(connection).run().await;
 }

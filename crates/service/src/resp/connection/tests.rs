@@ -7,6 +7,7 @@ use tidegate_policy::{ActivePolicy, compile};
 use tidegate_store::{Clock, ManualClock, MemoryStore};
 use tidegate_telemetry::Telemetry;
 use tokio::io::DuplexStream;
+use tokio::sync::watch;
 
 use super::*;
 use crate::http::HttpState;
@@ -27,8 +28,8 @@ fn connect_to(policy: &str, capacity: usize) -> (DuplexStream, watch::Sender<boo
     let (stop, stopping) = watch::channel(false);
     let (client, io) = tokio::io::duplex(capacity);
     let peer = ([127, 0, 0, 1], 1).into();
-    let (connection, stopping) = RespConnection::new(ServiceConnection { io, peer, worker, stop: stopping });
-    tokio::task::spawn_local(connection.run(stopping));
+    let connection = RespConnection::new(ServiceConnection { io, peer, worker, stop: stopping });
+    tokio::task::spawn_local(connection.run());
     (client, stop)
 }
 

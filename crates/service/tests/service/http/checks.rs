@@ -13,13 +13,11 @@ use crate::fixture::TestService;
 const BOB: &str = r#"{"rule":"default","client":"user:bob"}"#;
 
 #[test]
-fn check_of_a_rule_answers_with_the_decision_and_its_headers() {
+fn check_of_a_rule_answers_with_the_decision() {
     let service = TestService::start(POLICY);
     let response = service.post("/v1/check", r#"{"rule":"default","client":"user:bob","cost":9}"#);
     assert_eq!(response.status, 200);
     assert_eq!(response.header("content-type"), Some("application/json"));
-    assert_eq!(response.remaining(), 1);
-    assert_eq!(response.header("retry-after"), None);
     let expected = json!({
         "admitted": true, "rule": "default", "limit": 10, "remaining": 1, "reset_after": 40, "retry_after": null,
         "wait": 0, "at": 1_700_000_000,
@@ -32,9 +30,10 @@ fn check_of_a_rule_answers_with_the_decision_and_its_headers() {
     let json = rejected.json();
     assert_eq!((&json["admitted"], &json["reason"]), (&json!(false), &json!("rate_limit_exceeded")));
     assert_eq!((&json["retry_after"], &json["remaining"]), (&json!(40), &json!(0)));
-    assert_eq!(json["reset_after"], 40, "as in the headers: {rejected:?}");
-    let seconds: u64 = rejected.header("retry-after").and_then(|text| text.parse().ok()).expect("a number");
-    assert!((40..=44).contains(&seconds), "{seconds}");
+    assert_eq!(json["reset_after"], 40);
+    for header in ["retry-after", "ratelimit", "x-ratelimit-limit"] {
+        assert_eq!(rejected.header(header), None, "the client that asks is not limited");
+    }
 
     let other = service.post_json("/v1/check", r#"{"rule":"default","client":"user:eve"}"#, 200);
     assert_eq!(other["admitted"], true, "another client has a counter of its own");
@@ -206,7 +205,6 @@ fn peek_charges_nothing() {
     }
     let peeked = service.post("/v1/peek", BOB);
     assert_eq!(peeked.json()["admitted"], false);
-    assert!(peeked.header("retry-after").is_some());
     service.clock.advance(TimeSpan::from_secs(60));
     assert_eq!(service.post_json("/v1/peek", BOB, 200)["admitted"], true);
 }

@@ -1,0 +1,155 @@
+//! What a connection waits for besides its bytes: the end of the service, and the next check of its timeouts.
+
+use std::fmt;
+use std::future::poll_fn;
+use std::pin::{Pin, pin};
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use tokio::sync::watch;
+use tokio::task::unconstrained;
+use tokio::time::{Sleep, sleep};
+
+/// Something that happened.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum ConnectionEvent {
+    /// The service stops.
+    Stop,
+    /// An interval has passed.
+    Tick,
+}
+
+/// The events of one connection. All are polled by one task: it is registered once for each, and not at every poll.
+pub(crate) struct ConnectionEvents {
+    stop: watch::Receiver<bool>,
+    is_stopped: bool,
+    stopped: Pin<Box<dyn Future<Output = ()>>>,
+    tick: Pin<Box<Sleep>>,
+    interval: Duration,
+    is_registered: bool,
+}
+
+impl ConnectionEvents {
+    /// `stop` turns true when the service stops. A tick comes after each `interval`.
+    pub(crate) fn new(stop: &watch::Receiver<bool>, interval: Duration) -> Self {
+        let mut stopping = stop.clone();
+        let stopped = async move { drop(stopping.wait_for(|stop| *stop).await) };
+        Self {
+            stop: stop.clone(),
+            is_stopped: false,
+            stopped: Box::pin(stopped),
+            tick: Box::pin(sleep(interval)),
+            interval,
+            is_registered: false,
+        }
+    }
+
+    /// Whether the service stops. Cheap enough for each read.
+    pub(crate) fn is_stopped(&mut self) -> bool {
+        self.is_stopped = self.is_stopped
+            || match self.stop.has_changed() {
+                Ok(false) => false,
+                Ok(true) => *self.stop.borrow_and_update(),
+                // The service has ended.
+                Err(_) => true,
+            };
+        self.is_stopped
+    }
+
+    /// The next event. After `Stop` there is no other.
+    pub(crate) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<ConnectionEvent> {
+        if self.is_stopped() {
+            return Poll::Ready(ConnectionEvent::Stop);
+        }
+        if !self.is_registered {
+            self.register(cx);
+        }
+        if self.is_stopped {
+            return Poll::Ready(ConnectionEvent::Stop);
+        }
+        if !self.tick.is_elapsed() {
+            return Poll::Pending;
+        }
+        self.tick.set(sleep(self.interval));
+        self.is_registered = false;
+        Poll::Ready(ConnectionEvent::Tick)
+    }
+
+    /// Registers the task for both events.
+    fn register(&mut self, cx: &mut Context<'_>) {
+        // A task that has used up its budget would not be registered.
+        let mut registering = pin!(unconstrained(poll_fn(|cx| {
+            self.is_stopped = self.stopped.as_mut().poll(cx).is_ready();
+            // Whether it has elapsed is asked later.
+            let _ = self.tick.as_mut().poll(cx);
+            Poll::Ready(())
+        })));
+        self.is_registered = registering.as_mut().poll(cx).is_ready();
+    }
+}
+
+impl fmt::Debug for ConnectionEvents {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ConnectionEvents").field("interval", &self.interval).finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::time::Instant;
+
+    use super::*;
+
+    const INTERVAL: Duration = Duration::from_secs(15);
+
+    async fn next(events: &mut ConnectionEvents) -> ConnectionEvent {
+        poll_fn(|cx| events.poll(cx)).await
+    }
+
+    #[tokio::test(start_paused = true)]
+    #[expect(clippy::disallowed_methods, reason = "time is paused: no clock is read")]
+    async fn events_tick_at_intervals_until_the_stop() {
+        let (sender, stop) = watch::channel(false);
+        let mut events = ConnectionEvents::new(&stop, INTERVAL);
+        let start = Instant::now();
+        for number in 1..=3 {
+            assert_eq!(next(&mut events).await, ConnectionEvent::Tick);
+            assert_eq!(start.elapsed().as_secs(), number * INTERVAL.as_secs());
+            assert!(!events.is_stopped());
+        }
+        let stopping = async {
+            tokio::task::yield_now().await;
+            sender.send(true).unwrap();
+        };
+        let (event, ()) = tokio::join!(next(&mut events), stopping);
+        assert_eq!((event, start.elapsed()), (ConnectionEvent::Stop, 3 * INTERVAL));
+        assert_eq!(next(&mut events).await, ConnectionEvent::Stop, "for ever");
+        drop(sender);
+        assert!(events.is_stopped());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn events_of_a_dropped_service_are_its_stop() {
+        let (sender, stop) = watch::channel(false);
+        let mut events = ConnectionEvents::new(&stop, INTERVAL);
+        drop(sender);
+        assert_eq!(next(&mut events).await, ConnectionEvent::Stop);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn events_of_a_task_without_budget_are_not_lost() {
+        let (_sender, stop) = watch::channel(false);
+        let mut events = ConnectionEvents::new(&stop, INTERVAL);
+        let tasks = tokio::task::LocalSet::new();
+        let waiting = tasks.spawn_local(async move {
+            // Uses up the budget.
+            poll_fn(|cx| {
+                while pin!(tokio::task::consume_budget()).poll(cx).is_ready() {}
+                Poll::Ready(())
+            })
+            .await;
+            next(&mut events).await
+        });
+        assert_eq!(tasks.run_until(waiting).await.unwrap(), ConnectionEvent::Tick);
+    }
+}

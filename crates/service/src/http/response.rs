@@ -1,0 +1,120 @@
+//! The responses of all endpoints.
+
+use std::borrow::Cow;
+
+use bytes::Bytes;
+use http::header::{CONTENT_TYPE, HeaderMap, HeaderValue};
+use http::{Response, StatusCode};
+use http_body_util::Full;
+use tidegate_headers::RateLimitHeaders;
+
+/// The response of an endpoint.
+#[derive(Debug)]
+pub(super) struct HttpResponse {
+    pub(super) status: StatusCode,
+    pub(super) content_type: Option<&'static str>,
+    /// For a proxy, which passes them to its client.
+    pub(super) limits: RateLimitHeaders,
+    /// All other headers.
+    pub(super) headers: HeaderMap,
+    pub(super) body: Cow<'static, [u8]>,
+}
+
+impl HttpResponse {
+    /// A response with status 200 and a body of this type.
+    pub(super) fn new(content_type: &'static str, body: impl Into<Cow<'static, [u8]>>) -> Self {
+        Self { content_type: Some(content_type), body: body.into(), ..Self::empty() }
+    }
+
+    /// A response with status 200 without a body.
+    pub(super) fn empty() -> Self {
+        Self {
+            status: StatusCode::OK,
+            content_type: None,
+            limits: RateLimitHeaders::default(),
+            headers: HeaderMap::new(),
+            body: Cow::Borrowed(b""),
+        }
+    }
+
+    /// A decision.
+    pub(super) fn json(json: Vec<u8>) -> Self {
+        Self::new("application/json", json)
+    }
+
+    /// The response for hyper.
+    pub(super) fn into_hyper(self) -> Response<Full<Bytes>> {
+        let Self { status, content_type, mut limits, headers, body } = self;
+        let body = match body {
+            Cow::Borrowed(body) => Bytes::from_static(body),
+            Cow::Owned(body) => Bytes::from(body),
+        };
+        let mut response = Response::new(Full::new(body));
+        *response.status_mut() = status;
+        *response.headers_mut() = headers;
+        if let Some(content_type) = content_type {
+            response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(content_type));
+        }
+        limits.insert_into(response.headers_mut());
+        response
+    }
+
+    /// Appends the response as HTTP/1.1 sends it. With `closes`, the connection is closed after it.
+    pub(super) fn write(&self, date: &[u8], closes: bool, output: &mut Vec<u8>) {
+        let Self { status, content_type, limits, headers, body } = self;
+        output.extend_from_slice(b"HTTP/1.1 ");
+        output.extend_from_slice(status.as_str().as_bytes());
+        output.push(b' ');
+        output.extend_from_slice(status.canonical_reason().unwrap_or_default().as_bytes());
+        output.extend_from_slice(b"\r\n");
+        if let Some(content_type) = content_type {
+            write_header(output, "content-type", content_type.as_bytes());
+        }
+        for (name, value) in limits.iter().chain(headers) {
+            write_header(output, name.as_str(), value.as_bytes());
+        }
+        if closes {
+            write_header(output, "connection", b"close");
+        }
+        write_header(output, "content-length", itoa::Buffer::new().format(body.len()).as_bytes());
+        write_header(output, "date", date);
+        output.extend_from_slice(b"\r\n");
+        output.extend_from_slice(body);
+    }
+}
+
+fn write_header(output: &mut Vec<u8>, name: &str, value: &[u8]) {
+    output.extend_from_slice(name.as_bytes());
+    output.extend_from_slice(b": ");
+    output.extend_from_slice(value);
+    output.extend_from_slice(b"\r\n");
+}
+
+#[cfg(test)]
+mod tests {
+    use http::header::ALLOW;
+
+    use super::*;
+
+    #[test]
+    fn response_is_written_with_all_headers_and_its_length() {
+        let mut response = HttpResponse::new("application/json", b"{}".as_slice());
+        response.status = StatusCode::METHOD_NOT_ALLOWED;
+        response.headers.insert(ALLOW, HeaderValue::from_static("POST"));
+        response.limits.push_retry_after(7);
+        let mut output = b"before ".to_vec();
+        response.write(b"Mon, 16 Nov 2026 10:00:00 GMT", true, &mut output);
+        let expected = "before HTTP/1.1 405 Method Not Allowed\r\ncontent-type: application/json\r\nretry-after: 7\r\n\
+                        allow: POST\r\nconnection: close\r\ncontent-length: 2\r\n\
+                        date: Mon, 16 Nov 2026 10:00:00 GMT\r\n\r\n{}";
+        assert_eq!(String::from_utf8(output).unwrap(), expected);
+        let response = response.into_hyper();
+        assert_eq!(response.status(), 405);
+        let headers = response.headers();
+        assert_eq!(
+            (&headers["retry-after"], &headers["allow"]),
+            (&"7".parse().unwrap(), &"POST".parse().unwrap())
+        );
+        assert_eq!(headers["content-type"], "application/json");
+    }
+}
