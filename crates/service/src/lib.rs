@@ -16,6 +16,7 @@ mod client;
 mod connection_events;
 mod grpc;
 mod http;
+mod immediate;
 mod request;
 mod reservations;
 mod resp;

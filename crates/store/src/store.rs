@@ -21,6 +21,11 @@ pub trait Store: Send + Sync {
     /// caller that cannot name them may then poll them in place instead of allocating them.
     const IS_IMMEDIATE: bool = false;
 
+    /// Whether the futures of this store are ready when they are first polled, for a store that may be one of several.
+    fn is_immediate(&self) -> bool {
+        Self::IS_IMMEDIATE
+    }
+
     /// Decides `checks` and charges them if the request is admitted.
     fn decide(
         &self,

@@ -1,31 +1,41 @@
 //! `/v1/authorize`: whether a proxy may pass a request on.
 
 use std::net::IpAddr;
+use std::rc::Rc;
 
-use http::StatusCode;
 use http::header::HeaderMap;
+use http::{StatusCode, Version};
 use smallvec::SmallVec;
-use tidegate_core::{TimeSpan, Timestamp};
+use tidegate_core::TimeSpan;
 use tidegate_headers::{BodyStyle, RateLimitHeaders, ReportedLimit};
-use tidegate_limiter::{AdmittedRuling, FailedRuling, RejectedRuling, Ruling};
+use tidegate_limiter::{AdmittedRuling, FailedRuling, RefundGuard, RejectedRuling, Ruling};
 use tidegate_policy::normalize;
 use tidegate_store::Store;
 use tidegate_telemetry::{DecisionKind, RequestSummary};
+use tokio::time::sleep;
 
 use super::decision::{DecisionLog, DecisionWriter};
-use super::dispatch::EndpointCall;
+use super::dispatch::{EndpointCall, version_text};
 use super::error::HttpError;
 use super::facts::NormalRequest;
 use super::original::OriginalRequest;
-use super::response::HttpResponse;
+use super::response::{HttpAnswer, HttpResponse};
+use crate::worker::ServiceWorker;
 
-/// What the limiter says, without the buffers of the decision.
-enum AuthorizeOutcome<S: Store + 'static> {
-    Pass,
-    /// Pass after a delay; the charge is refunded if the client does not wait.
-    Delay(TimeSpan, tidegate_limiter::RefundGuard<S>),
-    /// 429 with this body.
-    Reject(Vec<u8>),
+/// A delay before a response; the charge is refunded if the client does not wait.
+pub(super) struct AnswerDelay<S: Store + 'static> {
+    delay: TimeSpan,
+    refund: RefundGuard<S>,
+}
+
+impl<S: Store + 'static> AnswerDelay<S> {
+    /// Waits, unless too many requests wait already.
+    pub(super) async fn wait(self: Box<Self>, worker: &ServiceWorker<S>) -> Result<(), HttpError> {
+        let _slot = worker.http.delay_slot().ok_or(HttpError::TooManyDelayed)?;
+        Box::pin(sleep(self.delay.into())).await;
+        self.refund.keep();
+        Ok(())
+    }
 }
 
 /// Whether requests of `peer` may describe the requests of others.
@@ -38,36 +48,30 @@ pub(super) fn is_trusted<S: Store + 'static>(call: &EndpointCall<'_, S>, peer: I
 pub(super) async fn authorize<S: Store + 'static>(
     call: &mut EndpointCall<'_, S>,
     (headers, proxy): (HeaderMap, IpAddr),
-    version: &'static str,
-) -> Result<HttpResponse, HttpError> {
+    version: Version,
+) -> Result<HttpAnswer<S>, HttpError> {
+    let request = original_request(call, (headers, proxy), version)?;
+    let (now, worker) = (call.record.start_decision(), call.worker);
+    let (policy, mut scratch) = (Rc::clone(&call.policy), worker.http.scratch());
+    let ruling = worker.limiter.check(&policy.active, &request.facts(), &mut scratch, now).await;
+    conclude(call, ruling)
+}
+
+/// The request about which a proxy asks.
+pub(super) fn original_request<S: Store + 'static>(
+    call: &mut EndpointCall<'_, S>,
+    (headers, proxy): (HeaderMap, IpAddr),
+    version: Version,
+) -> Result<NormalRequest, HttpError> {
     let mut original = OriginalRequest::read(headers)?;
-    if call.policy.active.matcher.plan().identities.addresses().trusts(proxy) {
+    let identities = &call.policy.active.matcher.plan().identities;
+    if identities.addresses().trusts(proxy) {
         original.came_through(proxy);
     }
     let request = NormalRequest::new(&call.policy.active, original.described())?;
     // The record is about the original request from here on.
-    call.record.describe(|| summarize(&call.policy.active.matcher.plan().identities, &request, version));
-    let now = call.record.start_decision();
-    let mut limits = RateLimitHeaders::default();
-    let (outcome, retry_after) = decide(call, &request, now, &mut limits).await?;
-    if let Some(seconds) = retry_after {
-        limits.push_retry_after(seconds);
-    }
-    let mut response = HttpResponse { limits, ..HttpResponse::empty() };
-    match outcome {
-        AuthorizeOutcome::Pass => {}
-        AuthorizeOutcome::Delay(delay, refund) => {
-            let _slot = call.worker.http.delay_slot().ok_or(HttpError::TooManyDelayed)?;
-            tokio::time::sleep(delay.into()).await;
-            refund.keep();
-        }
-        AuthorizeOutcome::Reject(body) => {
-            response.status = StatusCode::TOO_MANY_REQUESTS;
-            response.content_type = Some(body_style(call).content_type());
-            response.body = body.into();
-        }
-    }
-    Ok(response)
+    call.record.describe(|| summarize(identities, &request, version_text(version)));
+    Ok(request)
 }
 
 /// The style of error bodies: those of the gateway.
@@ -75,27 +79,25 @@ pub(super) fn body_style<S>(call: &EndpointCall<'_, S>) -> BodyStyle {
     call.policy.active.matcher.plan().error_body
 }
 
-async fn decide<S: Store + 'static>(
+/// The answer that a ruling means.
+pub(super) fn conclude<S: Store + 'static>(
     call: &mut EndpointCall<'_, S>,
-    request: &NormalRequest,
-    now: Timestamp,
-    headers: &mut RateLimitHeaders,
-) -> Result<(AuthorizeOutcome<S>, Option<u64>), HttpError> {
+    ruling: Ruling<'_>,
+) -> Result<HttpAnswer<S>, HttpError> {
     let (policy, limiter, style) = (&call.policy, &call.worker.limiter, body_style(call));
-    let mut scratch = call.worker.http.scratch();
-    let ruling = limiter.check(&policy.active, &request.facts(), &mut scratch, now).await;
+    let mut headers = Box::<RateLimitHeaders>::default();
     let cache = &call.worker.http.header_values;
-    let mut writer = DecisionWriter { policy, cache, headers: Some(headers), retry_after: None };
+    let mut writer = DecisionWriter { policy, cache, headers: Some(&mut headers), retry_after: None };
     let log = &mut DecisionLog::Request(&mut call.record);
-    let outcome = match ruling {
-        Ruling::Admitted(AdmittedRuling { report, delay, .. }) => {
+    let (mut response, mut delay) = (HttpResponse::empty(), None);
+    match ruling {
+        Ruling::Admitted(AdmittedRuling { report, delay: wait, .. }) => {
             log.reported(DecisionKind::Admitted, policy, &report);
             let limits = report.limits();
             writer.write_headers(report.at(), limits.primary(), &limits, log);
-            if delay.is_zero() {
-                AuthorizeOutcome::Pass
-            } else {
-                AuthorizeOutcome::Delay(delay, limiter.refund_guard(&report))
+            if !wait.is_zero() {
+                let refund = limiter.refund_guard(&report);
+                delay = Some(Box::new(AnswerDelay { delay: wait, refund }));
             }
         }
         Ruling::Rejected(rejected) => {
@@ -107,27 +109,29 @@ async fn decide<S: Store + 'static>(
             let violated: SmallVec<[&str; 4]> =
                 if style == BodyStyle::Problem { report.violated().collect() } else { SmallVec::new() };
             let limit = ReportedLimit { at: report.at(), report: limit, violated: &violated };
-            AuthorizeOutcome::Reject(reason.error_body(writer.retry_after, limit).encode(style))
+            let body = reason.error_body(writer.retry_after, limit).encode(style);
+            response = HttpResponse::new(style.content_type(), body);
+            response.status = StatusCode::TOO_MANY_REQUESTS;
         }
         Ruling::Banned => {
             log.decided(DecisionKind::Banned);
             return Err(HttpError::Banned);
         }
-        Ruling::Exempt(_) => {
-            log.decided(DecisionKind::Exempt);
-            AuthorizeOutcome::Pass
-        }
+        Ruling::Exempt(_) => log.decided(DecisionKind::Exempt),
         Ruling::StoreFailed(FailedRuling { report, is_binding, .. }) => {
             log.reported(DecisionKind::StoreFailed, policy, &report);
             if is_binding {
                 return Err(HttpError::StoreUnavailable);
             }
-            AuthorizeOutcome::Pass
         }
         // Unreachable: `check` does not take a rule name.
         Ruling::NoRule => return Err(HttpError::StoreUnavailable),
-    };
-    Ok((outcome, writer.retry_after))
+    }
+    if let Some(seconds) = writer.retry_after {
+        headers.push_retry_after(seconds);
+    }
+    response.limits = Some(headers);
+    Ok(HttpAnswer { response, delay })
 }
 
 /// Summarizes the original request without its query, its headers, and secrets in its path.

@@ -16,6 +16,8 @@ use super::error::{HttpError, invalid};
 use super::facts::NormalRequest;
 use super::message::{CheckMessage, SingleCheckMessage};
 use super::response::HttpResponse;
+use super::state::HttpState;
+use crate::worker::ServedPolicy;
 
 /// The most checks of a batch.
 const MAX_BATCH: usize = 1_000;
@@ -27,13 +29,13 @@ const MAX_COST: u64 = (1 << 53) - 1;
 const USUAL_LENGTH: usize = 192;
 
 /// What is checked.
-enum CheckSubject<'b> {
+pub(super) enum CheckSubject<'b> {
     Rule { rule: Cow<'b, str>, client: Vec<u8>, cost: Cost },
     Request(Box<NormalRequest>),
 }
 
 impl<'b> CheckSubject<'b> {
-    fn new(policy: &ActivePolicy, message: SingleCheckMessage<'b>) -> Result<Self, HttpError> {
+    pub(super) fn new(policy: &ActivePolicy, message: SingleCheckMessage<'b>) -> Result<Self, HttpError> {
         match message {
             SingleCheckMessage { rule: Some(rule), client, cost, request: None } => {
                 let (rule, cost) = (rule.0, checked_cost(cost)?);
@@ -51,7 +53,7 @@ impl<'b> CheckSubject<'b> {
     }
 
     /// Decides, or with `charges` false, peeks.
-    async fn decide<'a, S: Store + 'static>(
+    pub(super) async fn decide<'a, S: Store + 'static>(
         &self,
         call: &EndpointCall<'_, S>,
         policy: &'a ActivePolicy,
@@ -122,10 +124,20 @@ async fn check_one<S: Store + 'static>(
     let mut scratch = state.scratch();
     let now = if charges { call.record.start_decision() } else { call.worker.now() };
     let ruling = subject.decide(call, &policy.active, (&mut scratch, now), charges).await;
+    let log = if charges { DecisionLog::Request(&mut call.record) } else { DecisionLog::Off };
+    encode((policy, state), &ruling, now, log)
+}
+
+/// A ruling as a response.
+pub(super) fn encode(
+    (policy, state): (&ServedPolicy, &HttpState),
+    ruling: &Ruling<'_>,
+    now: Timestamp,
+    mut log: DecisionLog<'_, '_>,
+) -> Result<HttpResponse, HttpError> {
     let mut writer = DecisionWriter::without_headers(policy, state);
-    let mut log = if charges { DecisionLog::Request(&mut call.record) } else { DecisionLog::Off };
     let mut json = Vec::with_capacity(USUAL_LENGTH);
-    writer.write(&ruling, now, &mut log, &mut json)?;
+    writer.write(ruling, now, &mut log, &mut json)?;
     put(&mut json, "}\n");
     Ok(HttpResponse::json(json))
 }

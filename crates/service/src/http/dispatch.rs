@@ -9,10 +9,11 @@ use tidegate_headers::BodyStyle;
 use tidegate_store::Store;
 use tidegate_telemetry::{Protocol, RequestRecord, RequestSummary};
 
+use super::at_once;
 use super::authorize::{self, authorize};
 use super::error::HttpError;
 use super::request::{EndpointRequest, RequestBody, RequestHeaders};
-use super::response::HttpResponse;
+use super::response::{HttpAnswer, HttpResponse};
 use super::{charges, check, original};
 use crate::auth;
 use crate::grpc;
@@ -27,7 +28,7 @@ const OPENAPI: &[u8] = include_bytes!("openapi.json");
 
 /// What a path asks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Endpoint {
+pub(super) enum Endpoint {
     Check,
     Peek,
     Refund,
@@ -106,7 +107,16 @@ pub(super) async fn dispatch<S: Store + 'static>(
     call.record.describe(|| summarize(&request, peer));
     let is_authorize = endpoint == Endpoint::Authorize;
     let style = if is_authorize { authorize::body_style(&call) } else { BodyStyle::Problem };
-    let answered = answer(&mut call, endpoint, (request, peer), body).await;
+    // The first way needs no room for a future, whose size would cost as much as the decision.
+    let answered = match at_once::answer(&mut call, endpoint, (&request, peer), &body) {
+        Some(answered) => answered,
+        None => Box::pin(answer(&mut call, endpoint, (request, peer), body)).await,
+    };
+    let answered = match answered {
+        Ok(HttpAnswer { response, delay: Some(delay) }) => delay.wait(worker).await.map(|()| response),
+        Ok(HttpAnswer { response, delay: None }) => Ok(response),
+        Err(error) => Err(error),
+    };
     let response = answered.unwrap_or_else(|error| {
         call.record.set_error(|| (error.code(), None));
         error.with_rule_names(&call.policy.active).into_response(style)
@@ -120,41 +130,51 @@ async fn answer<S: Store + 'static>(
     endpoint: Endpoint,
     (request, peer): (EndpointRequest<'_>, IpAddr),
     body: RequestBody<'_>,
-) -> Result<HttpResponse, HttpError> {
-    if let Some(allowed) = endpoint.methods().filter(|_| !endpoint.allows(&request.method)) {
-        return Err(HttpError::Method { allowed });
-    }
-    check_token(call, endpoint, &request.headers)?;
+) -> Result<HttpAnswer<S>, HttpError> {
+    check_head(call, endpoint, (&request, peer))?;
     match endpoint {
-        Endpoint::OpenApi => return Ok(HttpResponse::new("application/json", OPENAPI)),
+        Endpoint::OpenApi => return Ok(HttpResponse::new("application/json", OPENAPI).into()),
         Endpoint::Authorize => {
-            if !authorize::is_trusted(call, peer) {
-                return Err(HttpError::UntrustedPeer);
-            }
-            let version = version_text(request.version);
             let headers = request.headers.into_map()?;
-            return Box::pin(authorize(call, (headers, peer), version)).await;
+            return authorize(call, (headers, peer), request.version).await;
         }
         _ => {}
     }
-    check_content_type(&request.headers)?;
     let max = if endpoint == Endpoint::Check { MAX_BATCH_BODY } else { MAX_BODY };
     let body = body.read(max).await?;
-    match endpoint {
+    let answered = match endpoint {
         Endpoint::Check => check::check(call, &body).await,
-        Endpoint::Peek => Box::pin(check::peek(call, &body)).await,
-        Endpoint::Refund => Box::pin(charges::refund(call, &body)).await,
-        Endpoint::Reset => Box::pin(charges::reset(call, &body)).await,
-        Endpoint::Reserve => Box::pin(charges::reserve(call, &body)).await,
-        Endpoint::Commit => Box::pin(charges::commit(call, &body)).await,
+        Endpoint::Peek => check::peek(call, &body).await,
+        Endpoint::Refund => charges::refund(call, &body).await,
+        Endpoint::Reset => charges::reset(call, &body).await,
+        Endpoint::Reserve => charges::reserve(call, &body).await,
+        Endpoint::Commit => charges::commit(call, &body).await,
         Endpoint::Json => {
-            let (status, json) =
-                Box::pin(grpc::json::handle(call.worker, peer, &body, &mut call.record)).await;
+            let (status, json) = grpc::json::handle(call.worker, peer, &body, &mut call.record).await;
             let status = StatusCode::from_u16(status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
             Ok(HttpResponse { status, ..HttpResponse::json(json.into_bytes()) })
         }
         // Answered above.
         Endpoint::Authorize | Endpoint::OpenApi | Endpoint::Health => Err(HttpError::NoEndpoint),
+    };
+    answered.map(HttpAnswer::from)
+}
+
+/// Checks everything that does not depend on the body.
+pub(super) fn check_head<S: Store + 'static>(
+    call: &EndpointCall<'_, S>,
+    endpoint: Endpoint,
+    (request, peer): (&EndpointRequest<'_>, IpAddr),
+) -> Result<(), HttpError> {
+    if let Some(allowed) = endpoint.methods().filter(|_| !endpoint.allows(&request.method)) {
+        return Err(HttpError::Method { allowed });
+    }
+    check_token(call, endpoint, &request.headers)?;
+    match endpoint {
+        Endpoint::OpenApi | Endpoint::Health => Ok(()),
+        Endpoint::Authorize if authorize::is_trusted(call, peer) => Ok(()),
+        Endpoint::Authorize => Err(HttpError::UntrustedPeer),
+        _ => check_content_type(&request.headers),
     }
 }
 
@@ -193,7 +213,7 @@ pub(super) fn parse<'b, T: Deserialize<'b>>(body: &'b [u8]) -> Result<T, HttpErr
     serde_json::from_slice(body).map_err(HttpError::Json)
 }
 
-fn version_text(version: Version) -> &'static str {
+pub(super) fn version_text(version: Version) -> &'static str {
     match version {
         Version::HTTP_2 => "2",
         Version::HTTP_10 => "1.0",

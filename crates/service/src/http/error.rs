@@ -4,7 +4,7 @@ use std::borrow::Cow;
 
 use http::StatusCode;
 use http::header::{ALLOW, HeaderValue, WWW_AUTHENTICATE};
-use tidegate_headers::{BodyStyle, ErrorBody};
+use tidegate_headers::{BodyStyle, ErrorBody, write_retry_after};
 use tidegate_policy::{ActivePolicy, ClientNameError, HeaderError, PathError, RequestError};
 
 use super::response::HttpResponse;
@@ -188,7 +188,7 @@ impl HttpError {
                 headers.insert(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
             }
             _ if response.status == StatusCode::SERVICE_UNAVAILABLE => {
-                response.limits.push_retry_after(RETRY_SECONDS);
+                write_retry_after(headers, RETRY_SECONDS);
             }
             _ => {}
         }

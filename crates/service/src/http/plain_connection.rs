@@ -106,7 +106,7 @@ where
             let Some(PlainRequest { head, body, length }) = PlainRequest::parse(input, &mut lines) else {
                 break;
             };
-            let answering = dispatch(worker, self.peer, head, body);
+            let answering = pin!(dispatch(worker, self.peer, head, body));
             let response = while_connected(answering, self.io, &mut early).await?;
             self.idle_ticks = 0;
             let closes = self.events.is_stopped();
@@ -149,11 +149,10 @@ where
 /// The result of `answering`; `None` if the client closes the connection before: then nobody waits for the answer. What the
 /// client sends meanwhile is appended to `early`.
 async fn while_connected<T>(
-    answering: impl Future<Output = T>,
+    mut answering: Pin<&mut impl Future<Output = T>>,
     io: &mut (impl AsyncRead + Unpin),
     early: &mut Vec<u8>,
 ) -> Option<T> {
-    let mut answering = pin!(answering);
     poll_fn(|cx| {
         if let Poll::Ready(answer) = answering.as_mut().poll(cx) {
             return Poll::Ready(Some(answer));

@@ -67,26 +67,30 @@ impl RequestHeaders<'_> {
 
     /// The headers as a map.
     pub(super) fn into_map(self) -> Result<HeaderMap, HttpError> {
-        let lines = match self {
-            Self::Map(map) => return Ok(map),
-            Self::Lines(lines) => lines,
-        };
-        // One allocation for all values.
-        let length = lines.iter().map(|line| line.value.len()).sum();
-        let mut joined = Vec::with_capacity(length);
-        for line in lines {
-            joined.extend_from_slice(line.value);
+        match self {
+            Self::Map(map) => Ok(map),
+            Self::Lines(lines) => map_of(lines),
         }
-        let mut joined = Bytes::from(joined);
-        let mut map = HeaderMap::with_capacity(lines.len());
-        for line in lines {
-            let value = joined.split_to(line.value.len());
-            let name = HeaderName::from_bytes(line.name.as_bytes()).map_err(|_| HttpError::BadHeader)?;
-            let value = HeaderValue::from_maybe_shared(value).map_err(|_| HttpError::BadHeader)?;
-            map.append(name, value);
-        }
-        Ok(map)
     }
+}
+
+/// Headers as a map.
+pub(super) fn map_of(lines: &[httparse::Header<'_>]) -> Result<HeaderMap, HttpError> {
+    // One allocation for all values.
+    let length = lines.iter().map(|line| line.value.len()).sum();
+    let mut joined = Vec::with_capacity(length);
+    for line in lines {
+        joined.extend_from_slice(line.value);
+    }
+    let mut joined = Bytes::from(joined);
+    let mut map = HeaderMap::with_capacity(lines.len());
+    for line in lines {
+        let value = joined.split_to(line.value.len());
+        let name = HeaderName::from_bytes(line.name.as_bytes()).map_err(|_| HttpError::BadHeader)?;
+        let value = HeaderValue::from_maybe_shared(value).map_err(|_| HttpError::BadHeader)?;
+        map.append(name, value);
+    }
+    Ok(map)
 }
 
 impl<'r> RequestBody<'r> {

@@ -7,14 +7,29 @@ use http::header::{CONTENT_TYPE, HeaderMap, HeaderValue};
 use http::{Response, StatusCode};
 use http_body_util::Full;
 use tidegate_headers::RateLimitHeaders;
+use tidegate_store::Store;
+
+use super::authorize::AnswerDelay;
+
+/// A response, and what happens before it is sent.
+pub(super) struct HttpAnswer<S: Store + 'static> {
+    pub(super) response: HttpResponse,
+    pub(super) delay: Option<Box<AnswerDelay<S>>>,
+}
+
+impl<S: Store + 'static> From<HttpResponse> for HttpAnswer<S> {
+    fn from(response: HttpResponse) -> Self {
+        Self { response, delay: None }
+    }
+}
 
 /// The response of an endpoint.
 #[derive(Debug)]
 pub(super) struct HttpResponse {
     pub(super) status: StatusCode,
     pub(super) content_type: Option<&'static str>,
-    /// For a proxy, which passes them to its client.
-    pub(super) limits: RateLimitHeaders,
+    /// For a proxy, which passes them to its client. In a box, because most responses have none.
+    pub(super) limits: Option<Box<RateLimitHeaders>>,
     /// All other headers.
     pub(super) headers: HeaderMap,
     pub(super) body: Cow<'static, [u8]>,
@@ -31,7 +46,7 @@ impl HttpResponse {
         Self {
             status: StatusCode::OK,
             content_type: None,
-            limits: RateLimitHeaders::default(),
+            limits: None,
             headers: HeaderMap::new(),
             body: Cow::Borrowed(b""),
         }
@@ -44,7 +59,7 @@ impl HttpResponse {
 
     /// The response for hyper.
     pub(super) fn into_hyper(self) -> Response<Full<Bytes>> {
-        let Self { status, content_type, mut limits, headers, body } = self;
+        let Self { status, content_type, limits, headers, body } = self;
         let body = match body {
             Cow::Borrowed(body) => Bytes::from_static(body),
             Cow::Owned(body) => Bytes::from(body),
@@ -55,7 +70,9 @@ impl HttpResponse {
         if let Some(content_type) = content_type {
             response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(content_type));
         }
-        limits.insert_into(response.headers_mut());
+        if let Some(mut limits) = limits {
+            limits.insert_into(response.headers_mut());
+        }
         response
     }
 
@@ -70,7 +87,7 @@ impl HttpResponse {
         if let Some(content_type) = content_type {
             write_header(output, "content-type", content_type.as_bytes());
         }
-        for (name, value) in limits.iter().chain(headers) {
+        for (name, value) in limits.iter().flat_map(|limits| limits.iter()).chain(headers) {
             write_header(output, name.as_str(), value.as_bytes());
         }
         if closes {
@@ -101,7 +118,9 @@ mod tests {
         let mut response = HttpResponse::new("application/json", b"{}".as_slice());
         response.status = StatusCode::METHOD_NOT_ALLOWED;
         response.headers.insert(ALLOW, HeaderValue::from_static("POST"));
-        response.limits.push_retry_after(7);
+        let mut limits = RateLimitHeaders::default();
+        limits.push_retry_after(7);
+        response.limits = Some(Box::new(limits));
         let mut output = b"before ".to_vec();
         response.write(b"Mon, 16 Nov 2026 10:00:00 GMT", true, &mut output);
         let expected = "before HTTP/1.1 405 Method Not Allowed\r\ncontent-type: application/json\r\nretry-after: 7\r\n\

@@ -76,9 +76,12 @@ impl CommandBatch {
                 }
                 Err(error) => break self.refuse(&error, input, client, worker).await,
             };
-            let next = self.step(input, consumed, client, (worker, policy)).await;
-            if next == NextStep::Close {
-                break BatchEnd::Close;
+            // Of a pipeline, most commands only wait for the others: these need no future.
+            if !self.push_throttle(input, consumed, client, (worker, is_locked)) {
+                let next = Box::pin(self.step(input, consumed, client, (worker, policy))).await;
+                if next == NextStep::Close {
+                    break BatchEnd::Close;
+                }
             }
             consumed += length;
             commands += 1;
@@ -100,6 +103,24 @@ impl CommandBatch {
         let mut replies = ReplyWriter::new(&mut self.output, client.is_resp3);
         replies.error(format!("ERR Protocol error: {reason}"));
         BatchEnd::Close
+    }
+
+    /// Adds the command that was parsed at `start` of `input` to those that are decided together. Returns whether it is one of
+    /// them, valid, and not the first of the next batch.
+    #[inline]
+    fn push_throttle<S: Store + 'static>(
+        &mut self,
+        input: &[u8],
+        start: usize,
+        client: &RespClientState,
+        (worker, is_locked): (&ServiceWorker<S>, bool),
+    ) -> bool {
+        let Self { parser, throttles, .. } = self;
+        if is_locked || client.transaction.is_some() || parser.is_inline() || throttles.is_full() {
+            return false;
+        }
+        let arguments = parser.arguments(input.get(start..).unwrap_or_default());
+        command::is_throttle(&arguments) && throttles.push(&arguments, start, &worker.resp.limits).is_ok()
     }
 
     /// Executes the command that was parsed at `start` of `input`, or adds it to those that are decided together.

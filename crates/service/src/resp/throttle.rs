@@ -4,14 +4,15 @@ use std::cell::RefCell;
 
 use smallvec::SmallVec;
 use thiserror::Error;
-use tidegate_core::{Check, Cost, CounterKey, Decision, Limit, RuleId, Verdict};
-use tidegate_store::Store;
+use tidegate_core::{Check, Cost, CounterKey, Decision, Limit, RuleId, Timestamp, Verdict};
+use tidegate_store::{ClockReading, Store};
 use tidegate_telemetry::{DecisionKind, Protocol};
 
 use super::command::parse_integer;
 use super::frame::{Arguments, Span};
 use super::limit_cache::{LimitCache, LimitParameters, LimitParametersError};
 use super::reply::ReplyWriter;
+use crate::immediate::poll_immediate;
 use crate::worker::ServiceWorker;
 
 /// The rule of all keys. No rule of a policy can have this name, because it contains quotes.
@@ -105,21 +106,26 @@ impl ThrottleBatch {
         worker: &ServiceWorker<S>,
         replies: &mut ReplyWriter<'_>,
     ) {
+        let start = worker.limiter.clock().read();
         let Self { pending, limits, decisions } = self;
-        let clock = worker.limiter.clock();
-        let start = clock.read();
-        let decided = {
-            let checks: SmallVec<[Check<'_>; INLINE_CHECKS]> = pending
-                .iter()
-                .filter_map(|command| {
-                    let (_, limit) = limits.get(command.limit)?;
-                    Some(Check::new(CounterKey::new(RULE, command.key.of(bytes)), limit).cost(command.cost))
-                })
-                .collect();
-            let batch: SmallVec<[&[Check<'_>]; INLINE_CHECKS]> = checks.chunks(1).collect();
-            worker.limiter.check_limits_batch(&batch, start.at, decisions).await
+        let is_decided = if worker.limiter.store().is_immediate() {
+            decide_at_once(bytes, (pending, limits), (worker, start.at), decisions)
+        } else {
+            Box::pin(decide_later(bytes, (pending, limits), (worker, start.at), decisions)).await
         };
-        let counts = if decided.is_ok() {
+        self.conclude(is_decided, start, worker, replies);
+    }
+
+    /// Writes the replies and records the decisions.
+    fn conclude<S: Store + 'static>(
+        &mut self,
+        is_decided: bool,
+        start: ClockReading,
+        worker: &ServiceWorker<S>,
+        replies: &mut ReplyWriter<'_>,
+    ) {
+        let Self { pending, limits, decisions } = self;
+        let counts = if is_decided {
             write_decisions(decisions, replies)
         } else {
             for _ in pending.iter() {
@@ -129,7 +135,7 @@ impl ThrottleBatch {
         };
         if let Some(counters) = worker.recorder(Protocol::Resp).counters() {
             // Each decision of a batch is recorded with an equal part of its time.
-            let nanos = clock.read().nanos_since(start) / (pending.len().max(1) as u64);
+            let nanos = worker.limiter.clock().read().nanos_since(start) / (pending.len().max(1) as u64);
             let rejected = counts.iter().filter(|(kind, _)| *kind == DecisionKind::Rejected);
             if let Some(rejected) = rejected.map(|(_, count)| *count).find(|count| *count > 0) {
                 let slots = worker.resp.slots.get_or_init(|| worker.register_rule(RULE, RULE_NAME));
@@ -146,6 +152,44 @@ impl ThrottleBatch {
         limits.clear();
         decisions.clear();
     }
+}
+
+/// The checks of commands.
+fn checks<'c>(
+    bytes: &'c [u8],
+    pending: &[PendingThrottle],
+    limits: &'c [(LimitParameters, Limit)],
+) -> SmallVec<[Check<'c>; INLINE_CHECKS]> {
+    let checks = pending.iter().filter_map(|command| {
+        let (_, limit) = limits.get(command.limit)?;
+        Some(Check::new(CounterKey::new(RULE, command.key.of(bytes)), limit).cost(command.cost))
+    });
+    checks.collect()
+}
+
+/// Decides with a store in this process. Not a part of a future, which would contain all checks.
+fn decide_at_once<S: Store + 'static>(
+    bytes: &[u8],
+    (pending, limits): (&[PendingThrottle], &[(LimitParameters, Limit)]),
+    (worker, now): (&ServiceWorker<S>, Timestamp),
+    decisions: &mut Vec<Decision>,
+) -> bool {
+    let checks = checks(bytes, pending, limits);
+    let batch: SmallVec<[&[Check<'_>]; INLINE_CHECKS]> = checks.chunks(1).collect();
+    let decided = poll_immediate(worker.limiter.check_limits_batch(&batch, now, decisions));
+    decided.is_some_and(|decided| decided.is_ok())
+}
+
+/// Decides with any store.
+async fn decide_later<S: Store + 'static>(
+    bytes: &[u8],
+    (pending, limits): (&[PendingThrottle], &[(LimitParameters, Limit)]),
+    (worker, now): (&ServiceWorker<S>, Timestamp),
+    decisions: &mut Vec<Decision>,
+) -> bool {
+    let checks = checks(bytes, pending, limits);
+    let batch: Vec<&[Check<'_>]> = checks.chunks(1).collect();
+    worker.limiter.check_limits_batch(&batch, now, decisions).await.is_ok()
 }
 
 /// Writes the replies and counts the decisions.
