@@ -29,6 +29,8 @@ const MAX_IDLE_CHECKS: u32 = 240;
 const MIN_READ: usize = 16 << 10;
 /// After this many commands, other connections get their turn.
 const COMMANDS_PER_TURN: usize = 1024;
+/// Replies up to this size wait until the other connections that are ready have had their turn.
+const SMALL_OUTPUT: usize = 512;
 /// How long a closed connection is drained, so that the client gets the last reply.
 const LINGER: Duration = Duration::from_secs(1);
 /// How long a client may stay connected without the token that it needs.
@@ -49,6 +51,8 @@ pub(super) struct RespConnection<S, IO> {
     is_postponed: bool,
     /// Replies that the client has not taken yet.
     unsent: BytesMut,
+    /// Whether the replies wait for the turn of the other connections.
+    is_deferred: bool,
     /// Whether bytes may be buffered below, by TLS.
     needs_flush: bool,
     progress: ProgressCheck,
@@ -104,6 +108,7 @@ where
             input: Vec::new(),
             is_postponed: false,
             unsent: BytesMut::new(),
+            is_deferred: false,
             needs_flush: false,
             progress: ProgressCheck::default(),
             events,
@@ -140,6 +145,9 @@ where
                 }
             };
             let Some(executed) = executed else { break };
+            if std::mem::take(&mut self.is_deferred) {
+                requeue().await;
+            }
             if self.client.is_locked && !was_locked {
                 too_late.set(tokio::time::sleep(AUTHENTICATION_TIMEOUT));
             }
@@ -197,10 +205,14 @@ where
         }
     }
 
-    /// Sends as much of `output` as the socket takes and keeps the rest.
+    /// Sends as much of `output` as the socket takes and keeps the rest. A small output is sent after the commands of all
+    /// connections that are ready: their clients then send their next commands together, which costs both sides fewer
+    /// wake-ups.
     async fn send(&mut self, output: &mut Vec<u8>) {
         let mut sent = 0;
-        if self.unsent.is_empty() && !output.is_empty() {
+        if self.unsent.is_empty() && output.len() <= SMALL_OUTPUT {
+            self.is_deferred = !output.is_empty();
+        } else if self.unsent.is_empty() && !output.is_empty() {
             let io = &mut self.io;
             let written = poll_fn(|cx| Poll::Ready(Pin::new(&mut *io).poll_write(cx, output)));
             // An error is found again by the next read or write.
@@ -222,10 +234,13 @@ where
             && let Poll::Ready(written) = Pin::new(&mut self.io).poll_write(cx, &self.unsent)
         {
             let Ok(written @ 1..) = written else { return Poll::Ready(IoEvent::Ended) };
-            self.unsent.advance(written);
             self.progress.sent += written;
             self.needs_flush = true;
-            if self.unsent.is_empty() {
+            if written < self.unsent.len() {
+                self.unsent.advance(written);
+            } else if self.unsent.capacity() <= 2 * SMALL_OUTPUT {
+                self.unsent.clear();
+            } else {
                 // Frees the memory.
                 self.unsent = BytesMut::new();
             }
@@ -304,6 +319,19 @@ where
         }
         Ok(())
     }
+}
+
+/// Lets the tasks that are ready run before this one.
+async fn requeue() {
+    let mut is_queued = false;
+    poll_fn(|cx| {
+        if std::mem::replace(&mut is_queued, true) {
+            return Poll::Ready(());
+        }
+        cx.waker().wake_by_ref();
+        Poll::Pending
+    })
+    .await;
 }
 
 #[cfg(test)]
