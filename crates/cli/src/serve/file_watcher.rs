@@ -38,7 +38,8 @@ fn read_stamp(file: &Path) -> Stamp {
 /// folder does not exist, its nearest existing parent is watched.
 pub(crate) struct FileWatcher {
     watcher: notify::RecommendedWatcher,
-    events: mpsc::UnboundedReceiver<()>,
+    /// Something has changed in a folder. A log in the same folder changes all the time, so more than one event says no more.
+    events: mpsc::Receiver<()>,
     /// The files and their last known stamps.
     files: BTreeMap<PathBuf, Stamp>,
     folders: BTreeSet<PathBuf>,
@@ -46,11 +47,11 @@ pub(crate) struct FileWatcher {
 
 impl FileWatcher {
     pub(crate) fn new(files: Vec<FileStamp>) -> anyhow::Result<Self> {
-        let (send, events) = mpsc::unbounded_channel();
+        let (send, events) = mpsc::channel(1);
         let watcher = notify::recommended_watcher(move |event: notify::Result<notify::Event>| {
             if event.is_ok_and(|event| !event.kind.is_access()) {
-                // The receiver is dropped only when the process ends.
-                let _ = send.send(());
+                // If the channel is full, the check of the files is still to come.
+                let _ = send.try_send(());
             }
         })
         .context("cannot watch files")?;
@@ -81,6 +82,8 @@ impl FileWatcher {
                     return std::future::pending().await;
                 }
                 self.rewatch();
+                // A pause, so that a busy folder does not keep this process busy.
+                tokio::time::sleep(SETTLE_TIME).await;
                 continue;
             }
             loop {
