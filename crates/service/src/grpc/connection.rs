@@ -16,15 +16,15 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::time::{MissedTickBehavior, interval};
 
 use super::call::{self, CallContext};
-use super::frame::MAX_MESSAGE;
+use super::frame::{MAX_MESSAGE, PartialBytes};
 use crate::accept::ServiceConnection;
 
 /// The timeout of the first frames of a connection.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
 /// A peer without calls is pinged after this time and must answer within it.
 const KEEPALIVE: Duration = Duration::from_secs(20);
-/// The largest head of a call in bytes.
-const MAX_HEAD: u32 = 16 << 10;
+/// The largest head of a call in bytes. Envoy passes headers of its clients' traces on, which have up to 60 KiB.
+const MAX_HEAD: u32 = 80 << 10;
 /// The largest number of calls at once. It also bounds the responses that a client does not read.
 const MAX_STREAMS: u32 = 128;
 /// The bytes of bodies that a client may send before their calls are answered.
@@ -50,8 +50,8 @@ where
         .max_pending_accept_reset_streams(64)
         .max_local_error_reset_streams(Some(256));
     let Ok(Ok(mut h2)) = tokio::time::timeout(HANDSHAKE_TIMEOUT, builder.handshake(io)).await else { return };
-    let (peer, streaming) = (peer.ip().to_canonical(), Cell::new(0));
-    let context = Rc::new(CallContext { worker, peer, stop: stop.clone(), streaming });
+    let (peer, streaming, partial) = (peer.ip().to_canonical(), Cell::new(0), PartialBytes::default());
+    let context = Rc::new(CallContext { worker, peer, stop: stop.clone(), streaming, partial });
     let mut keepalive = Keepalive { pings: h2.ping_pong(), is_active: true, is_unanswered: false };
     // The first tick is immediate and finds the connection active.
     let mut ticks = interval(KEEPALIVE);

@@ -82,12 +82,12 @@ impl<'d> FoundDescriptor<'d> {
         keys: &mut Vec<u8>,
     ) -> Result<Self, GrpcError> {
         let start = keys.len();
-        let entries = descriptor.entries.iter().map(|entry| (entry.key.as_str(), entry.value.as_str()));
+        let entries = descriptor.entries.iter().map(|entry| (entry.key.as_str(), entry.value.as_slice()));
         let limit = match descriptor.limit {
             Some(carried) => {
-                append(keys, &request.domain);
+                append(keys, request.domain.as_bytes());
                 for (key, value) in entries {
-                    append(keys, key);
+                    append(keys, key.as_bytes());
                     append(keys, value);
                 }
                 let rate = carried_rate(carried)?;
@@ -191,9 +191,9 @@ fn separate_carried(found: &mut [FoundDescriptor<'_>], keys: &mut Vec<u8>) {
 }
 
 /// Appends a text with its length, so that no two lists of texts have the same bytes.
-fn append(keys: &mut Vec<u8>, text: &str) {
+fn append(keys: &mut Vec<u8>, text: &[u8]) {
     keys.extend_from_slice(&u32::try_from(text.len()).unwrap_or(u32::MAX).to_be_bytes());
-    keys.extend_from_slice(text.as_bytes());
+    keys.extend_from_slice(text);
 }
 
 fn carried_rate(LimitOverride { requests_per_unit, unit }: LimitOverride) -> Result<EnvoyRate, GrpcError> {
@@ -335,7 +335,7 @@ descriptors:
         let limits = EnvoyLimits::compile(&[file]).unwrap_or_else(|problems| panic!("{problems}"));
         let domain = limits.domain("d").unwrap();
         for (key, expected) in [("user", true), ("shadow", false), ("free", false), ("other", false)] {
-            let entries = vec![DescriptorEntry { key: key.to_owned(), value: "a".to_owned() }];
+            let entries = vec![DescriptorEntry { key: key.to_owned(), value: b"a".to_vec() }];
             let descriptor = RateLimitDescriptor { entries, limit: None, hits_addend: None };
             let request = RateLimitRequest { domain: "d".to_owned(), ..RateLimitRequest::default() };
             let found = FoundDescriptor::find(domain, &request, &descriptor, &mut Vec::new()).unwrap();
