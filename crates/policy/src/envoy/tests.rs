@@ -134,6 +134,24 @@ descriptors:
 }
 
 #[test]
+fn leaky_bucket_admits_a_hit_exactly_if_its_units_are_left() {
+    use tidegate_core::{Algorithm, Cost, CounterState, Timestamp};
+    let rate = decode::rate(Algorithm::LeakyBucket, 5, (RateUnit::Minute, 1)).unwrap();
+    let (limit, _) = rate.limit.unwrap();
+    let now = Timestamp::from_secs(1_700_000_000);
+    for charged in 0..=5 {
+        let mut state = CounterState::default();
+        limit.charge(&mut state, now, Cost::new(charged));
+        for hits in 0..=6 {
+            let outcome = limit.evaluate(&state, now, Cost::new(hits));
+            assert_eq!(outcome.verdict.is_pass(), charged + hits <= 5, "{hits} after {charged}");
+            let left = if charged + hits <= 5 { 5 - charged - hits } else { 5 - charged };
+            assert_eq!(outcome.remaining, left, "{hits} after {charged}");
+        }
+    }
+}
+
+#[test]
 fn every_unit_holds_the_largest_number_of_requests() {
     for unit in RateUnit::ALL {
         assert!(EnvoyRate::fixed_window(u32::MAX, unit).is_ok(), "{unit:?}");
