@@ -1,7 +1,9 @@
 //! Calls to a service on a loopback port: what clients of the caller can choose never fails a call, and memory is bounded.
 
 mod bad_descriptors;
+mod hits;
 mod long_messages;
+mod overrides;
 
 use std::sync::Arc;
 use std::thread::JoinHandle;
@@ -56,7 +58,7 @@ impl LoopbackService {
         let listener = ServiceListener { protocol: Protocol::Grpc, listener };
         let (stop, stopping) = watch::channel(false);
         let listeners = std::slice::from_ref(&listener);
-        let threads = service.start(listeners, &stopping, Duration::from_secs(1)).expect("a worker");
+        let threads = service.start(listeners, &stopping, Duration::from_millis(10)).expect("a worker");
         Self { listener, stop, threads }
     }
 
