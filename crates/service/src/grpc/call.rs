@@ -34,6 +34,8 @@ const TIMEOUT: HeaderName = HeaderName::from_static("grpc-timeout");
 const PARENT: HeaderName = HeaderName::from_static("traceparent");
 /// The largest number of health checks and reflection calls at once on a connection. Their responses may be long or last.
 const MAX_STREAMING: usize = 16;
+/// The largest number of reflection calls among them. Tools use one.
+const MAX_REFLECTING: usize = 2;
 /// How long the body of a call may take.
 const BODY_TIMEOUT: Duration = Duration::from_secs(10);
 
@@ -45,6 +47,8 @@ pub(super) struct CallContext<S> {
     pub(super) stop: watch::Receiver<bool>,
     /// The health checks and reflection calls in progress.
     pub(super) streaming: Cell<usize>,
+    /// The reflection calls among them.
+    pub(super) reflecting: Cell<usize>,
     /// The messages that have arrived in part.
     pub(super) partial: PartialBytes,
 }
@@ -80,13 +84,10 @@ async fn serve_other<S: Store + 'static>(
     mut messages: MessageReader,
     respond: &mut SendResponse<Bytes>,
 ) {
-    let open = context.streaming.get();
-    if open >= MAX_STREAMING {
-        let error = GrpcError::new(GrpcCode::ResourceExhausted, "too many calls at once on this connection");
-        return send_reply(respond, Err(error));
-    }
-    context.streaming.set(open + 1);
-    let _open = StreamingGuard(&context.streaming);
+    let _open = match StreamingGuard::new(&context.streaming, MAX_STREAMING) {
+        Ok(open) => open,
+        Err(error) => return send_reply(respond, Err(error)),
+    };
     let method = OtherMethod::of(&parts, &context.worker);
     // The call may last, and its head may be long.
     drop(parts);
@@ -99,7 +100,10 @@ async fn serve_other<S: Store + 'static>(
             Ok(request) => health::watch(&request, respond, context.stop.clone()).await,
             Err(error) => Err(error),
         },
-        Ok(OtherMethod::Reflection) => reflection::serve(messages, respond).await,
+        Ok(OtherMethod::Reflection) => match StreamingGuard::new(&context.reflecting, MAX_REFLECTING) {
+            Ok(_open) => reflection::serve(messages, respond).await,
+            Err(error) => Err(error),
+        },
         Err(error) => Err(error),
     };
     if let Err(error) = served {
@@ -133,6 +137,18 @@ impl OtherMethod {
 
 /// Counts a call until it is dropped.
 struct StreamingGuard<'c>(&'c Cell<usize>);
+
+impl<'c> StreamingGuard<'c> {
+    /// Counts a call unless `max` calls are counted.
+    fn new(open: &'c Cell<usize>, max: usize) -> Result<Self, GrpcError> {
+        if open.get() >= max {
+            let message = "too many calls at once on this connection";
+            return Err(GrpcError::new(GrpcCode::ResourceExhausted, message));
+        }
+        open.set(open.get() + 1);
+        Ok(Self(open))
+    }
+}
 
 impl Drop for StreamingGuard<'_> {
     fn drop(&mut self) {

@@ -4,6 +4,7 @@ mod bad_descriptors;
 mod hits;
 mod long_messages;
 mod overrides;
+mod reflection;
 
 use std::sync::Arc;
 use std::thread::JoinHandle;
