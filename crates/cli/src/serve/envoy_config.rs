@@ -71,6 +71,11 @@ impl EnvoyConfig {
         }
     }
 
+    /// Reads the configuration without using it.
+    pub(crate) fn check(&self) -> Result<EnvoyLimits, EnvoyConfigError> {
+        self.compile(&mut Vec::new())
+    }
+
     /// Loads the configuration again, and logs problems. Changes nothing. Returns the problems, and the files to watch.
     pub(crate) fn load(&self) -> (Result<EnvoyLimits, String>, Vec<FileStamp>) {
         let mut files = Vec::new();

@@ -4,7 +4,7 @@ mod activation;
 mod admin;
 mod certificates;
 mod demo;
-mod envoy_config;
+pub(crate) mod envoy_config;
 mod file_watcher;
 mod listeners;
 mod logging;

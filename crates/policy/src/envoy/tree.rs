@@ -62,8 +62,8 @@ impl EnvoyDomain {
         found?.limit.as_ref()
     }
 
-    /// Every limit of the domain.
-    pub(super) fn limits(&self) -> impl Iterator<Item = &DescriptorLimit> {
+    /// Every limit of the domain, in no particular order.
+    pub fn limits(&self) -> impl Iterator<Item = &DescriptorLimit> {
         let mut levels = vec![&self.root];
         let mut limits = Vec::new();
         while let Some(level) = levels.pop() {
