@@ -146,6 +146,7 @@ Examples:
 const CHECK_EXAMPLES: &str = "\
 Examples:
   tidegate check policy.yaml
+  tidegate check --envoy-config ratelimit/config
   tidegate check --format json policies/*.yaml | jq '.[] | select(.ok | not).file'";
 
 const EXPLAIN_EXAMPLES: &str = "\
@@ -240,8 +241,12 @@ fn parse_cores(text: &str) -> Result<NonZeroUsize, InvalidCores> {
 #[derive(Debug, clap::Args)]
 pub(crate) struct CheckArgs {
     /// Policy files to validate.
-    #[arg(required = true, value_name = "FILE")]
+    #[arg(required_unless_present = "envoy_config", value_name = "FILE")]
     pub(crate) files: Vec<PathBuf>,
+    /// Folder with the configuration of Envoy's rate limit server to validate, as `tidegate serve --envoy-config` reads it.
+    /// Prints its domains and limits.
+    #[arg(long, value_name = "FOLDER")]
+    pub(crate) envoy_config: Option<PathBuf>,
     /// Output format.
     #[arg(long, value_enum, default_value_t = Format::Human)]
     pub(crate) format: Format,

@@ -19,6 +19,8 @@ use crate::file;
 const MAX_DEPTH: usize = 8;
 /// The largest number of files.
 const MAX_FILES: usize = 10_000;
+/// The warning about a policy that has no limits.
+const NO_LIMITS: &str = "the policy has no limits";
 /// A name that no file has. Watching it means watching its folder for new files.
 const NEW_FILE: &str = ".new-file";
 
@@ -43,6 +45,16 @@ pub(crate) enum EnvoyConfigError {
     Store(#[from] StoreError),
 }
 
+/// The warnings of a policy that matter. With an Envoy configuration, the limits are there.
+pub(crate) fn relevant_warnings(has_envoy_config: bool, warnings: Problems) -> Problems {
+    if !has_envoy_config || warnings.left_off() > 0 {
+        return warnings;
+    }
+    let mut relevant = Problems::default();
+    relevant.extend(warnings.iter().filter(|problem| problem.what != NO_LIMITS).cloned());
+    relevant
+}
+
 impl EnvoyConfig {
     pub(crate) fn new(folder: &Path) -> Self {
         Self { folder: folder.to_owned() }
@@ -60,7 +72,10 @@ impl EnvoyConfig {
             );
         }
         let mut files = Vec::new();
-        let applied = self.compile(&mut files).and_then(|limits| Ok(service.apply_envoy_limits(limits)?));
+        let applied = self.compile(&mut files).and_then(|limits| {
+            self.warn(&limits);
+            Ok(service.apply_envoy_limits(limits)?)
+        });
         match applied {
             Ok(()) => Ok(files),
             Err(EnvoyConfigError::Problems(problems)) => {
@@ -68,6 +83,19 @@ impl EnvoyConfig {
                 bail!("{}: invalid configuration; fix the problems listed above", self.folder.display());
             }
             Err(error) => Err(error.into()),
+        }
+    }
+
+    /// Reads the configuration without using it.
+    pub(crate) fn check(&self) -> Result<EnvoyLimits, EnvoyConfigError> {
+        self.compile(&mut Vec::new())
+    }
+
+    /// Logs a warning about a configuration without limits.
+    fn warn(&self, limits: &EnvoyLimits) {
+        if limits.iter().next().is_none() {
+            let folder = self.folder.display();
+            tracing::warn!(event = "policy_warnings", "the configuration in {folder} has no limits");
         }
     }
 
@@ -83,6 +111,7 @@ impl EnvoyConfig {
         service: &Service<SelectedStore>,
         limits: EnvoyLimits,
     ) -> Result<(), String> {
+        self.warn(&limits);
         service.apply_envoy_limits(limits).map_err(|error| self.log_failure(&error.into()))?;
         tracing::info!(event = "reloaded", "{} reloaded", self.folder.display());
         Ok(())
@@ -150,5 +179,24 @@ impl EnvoyConfig {
             Ok(EnvoyFile { name: path.display().to_string(), bytes })
         };
         files.into_iter().map(read).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tidegate_policy::{NoFiles, compile};
+
+    use super::*;
+
+    #[test]
+    fn policy_without_limits_is_not_warned_about_if_an_envoy_configuration_has_them() {
+        let policy = "service: { grpc: '127.0.0.1:8081' }\n";
+        let warnings = |policy: &str| compile("policy.yaml", policy.as_bytes(), &NoFiles).unwrap().warnings;
+        let texts =
+            |problems: Problems| problems.iter().map(|problem| problem.what.clone()).collect::<Vec<_>>();
+        assert_eq!(texts(relevant_warnings(false, warnings(policy))), [NO_LIMITS]);
+        assert_eq!(texts(relevant_warnings(true, warnings(policy))), Vec::<String>::new());
+        let other = format!("{policy}bans: {{ networks: ['0.0.0.0/0'] }}\n");
+        assert_eq!(relevant_warnings(true, warnings(&other)).count(), 1, "other warnings stay");
     }
 }

@@ -4,7 +4,7 @@ mod activation;
 mod admin;
 mod certificates;
 mod demo;
-mod envoy_config;
+pub(crate) mod envoy_config;
 mod file_watcher;
 mod listeners;
 mod logging;
@@ -66,7 +66,7 @@ pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<()> {
     let plan = Arc::clone(active.matcher.plan());
     let clock: Arc<dyn Clock> = Arc::new(SystemClock::new());
     let logging = Logging::open(&source, &plan, Arc::clone(&clock))?;
-    log_warnings(&warnings);
+    log_warnings(&envoy_config::relevant_warnings(args.envoy_config.is_some(), warnings));
     let result = serve(args, &source, Startup { active, files, clock }, &logging);
     logging.flush();
     result

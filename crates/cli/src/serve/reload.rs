@@ -16,7 +16,7 @@ use tokio::sync::mpsc;
 
 use super::admin::ReloadRequest;
 use super::certificates::Certificates;
-use super::envoy_config::EnvoyConfig;
+use super::envoy_config::{EnvoyConfig, relevant_warnings};
 use super::file_watcher::{FileStamp, FileWatcher};
 use super::listeners::ListenerConfigError;
 use super::logging::{Logging, log_warnings};
@@ -99,6 +99,10 @@ impl ServeEvents {
                 }
             };
             let (loaded, mut files) = source.load();
+            let loaded = loaded.map(|policy| LoadedPolicy {
+                warnings: relevant_warnings(envoy.is_some(), policy.warnings),
+                ..policy
+            });
             let limits = envoy.map(|(config, service)| {
                 let (limits, more) = config.load();
                 files.extend(more);

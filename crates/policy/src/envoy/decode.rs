@@ -50,7 +50,11 @@ pub(super) fn rate(
     let limit = match requests_per_unit {
         0 => None,
         requests => {
-            let spec = Spec::new(u64::from(requests), window);
+            let mut spec = Spec::new(u64::from(requests), window);
+            if algorithm == Algorithm::LeakyBucket {
+                // No hit waits, so no wait is too long: the queue alone decides, and n hits fit exactly if n units are left.
+                spec.max_wait = Some(window);
+            }
             let limit = Limit::new(algorithm, spec)?;
             Some((limit, Quota::new(&limit, &spec)))
         }

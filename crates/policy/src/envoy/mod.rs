@@ -16,8 +16,9 @@ mod unit;
 mod wildcard;
 
 use std::collections::HashMap;
+use std::fmt;
 
-use tidegate_core::{Limit, LimitError, RuleId, TimeSpan};
+use tidegate_core::{Algorithm, Limit, LimitError, RuleId, TimeSpan};
 use tidegate_headers::Quota;
 
 use crate::problem::Problems;
@@ -87,15 +88,46 @@ impl EnvoyLimits {
         self.domains.len()
     }
 
+    /// All domains, by name.
+    pub fn iter_domains(&self) -> impl Iterator<Item = (&str, &EnvoyDomain)> {
+        let mut domains: Vec<_> = self.domains.iter().map(|(name, domain)| (name.as_str(), domain)).collect();
+        domains.sort_unstable_by_key(|(name, _)| *name);
+        domains.into_iter()
+    }
+
     /// Every limit of every domain.
     pub fn iter(&self) -> impl Iterator<Item = &DescriptorLimit> {
         self.domains.values().flat_map(EnvoyDomain::limits)
     }
 }
 
+impl DescriptorLimit {
+    /// The path in the configuration without the domain, escaped like the label: `key=value/key`.
+    pub fn path(&self) -> &str {
+        // A slash within a domain is escaped.
+        self.label.split_once('/').map_or(&self.label, |(_, path)| path)
+    }
+}
+
+/// `10 per minute`, `100 per 15 minutes, token_bucket`.
+impl fmt::Display for EnvoyRate {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { requests_per_unit, unit, window, limit } = self;
+        let multiplier = window.as_micros() / unit.span().as_micros().max(1);
+        match multiplier {
+            1 => write!(f, "{requests_per_unit} per {}", unit.name())?,
+            _ => write!(f, "{requests_per_unit} per {multiplier} {}s", unit.name())?,
+        }
+        match limit.map(|(limit, _)| limit.algorithm()) {
+            None | Some(Algorithm::FixedWindow) => Ok(()),
+            Some(algorithm) => write!(f, ", {algorithm}"),
+        }
+    }
+}
+
 impl EnvoyRate {
     /// `requests_per_unit` per `unit` as the reference server counts them: in windows that are aligned to the clock.
     pub fn fixed_window(requests_per_unit: u32, unit: RateUnit) -> Result<Self, LimitError> {
-        decode::rate(tidegate_core::Algorithm::FixedWindow, requests_per_unit, (unit, 1))
+        decode::rate(Algorithm::FixedWindow, requests_per_unit, (unit, 1))
     }
 }

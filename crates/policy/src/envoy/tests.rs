@@ -129,8 +129,42 @@ descriptors:
     let rate = |key| limits.domain("d").unwrap().find([(key, "")], &mut Vec::new()).unwrap().rate.unwrap();
     assert_eq!(rate("k").window, TimeSpan::from_secs(900));
     let (limit, _) = rate("k").limit.unwrap();
-    assert_eq!(limit.algorithm(), tidegate_core::Algorithm::TokenBucket);
+    assert_eq!(limit.algorithm(), Algorithm::TokenBucket);
     assert!(rate("blocked").limit.is_none());
+    assert_eq!(rate("k").to_string(), "10 per 15 minutes, token_bucket");
+    assert_eq!(rate("blocked").to_string(), "0 per second");
+}
+
+#[test]
+fn domains_and_paths_of_limits_are_named_as_in_the_files() {
+    let limits = compiled(
+        "
+domain: a/b
+descriptors:
+  - { key: a, value: 'b/c', descriptors: [{ key: d, rate_limit: { unit: day, requests_per_unit: 1 } }] }
+",
+    );
+    assert_eq!(limits.iter_domains().map(|(name, _)| name).collect::<Vec<_>>(), ["a/b"]);
+    assert_eq!(limits.iter().map(DescriptorLimit::path).collect::<Vec<_>>(), ["a=b%2Fc/d"]);
+    assert_eq!(RateUnit::ALL.map(RateUnit::name), *crate::language::ENVOY_UNITS);
+}
+
+#[test]
+fn leaky_bucket_admits_a_hit_exactly_if_its_units_are_left() {
+    use tidegate_core::{Cost, CounterState, Timestamp};
+    let rate = decode::rate(Algorithm::LeakyBucket, 5, (RateUnit::Minute, 1)).unwrap();
+    let (limit, _) = rate.limit.unwrap();
+    let now = Timestamp::from_secs(1_700_000_000);
+    for charged in 0..=5 {
+        let mut state = CounterState::default();
+        limit.charge(&mut state, now, Cost::new(charged));
+        for hits in 0..=6 {
+            let outcome = limit.evaluate(&state, now, Cost::new(hits));
+            assert_eq!(outcome.verdict.is_pass(), charged + hits <= 5, "{hits} after {charged}");
+            let left = if charged + hits <= 5 { 5 - charged - hits } else { 5 - charged };
+            assert_eq!(outcome.remaining, left, "{hits} after {charged}");
+        }
+    }
 }
 
 #[test]

@@ -43,25 +43,27 @@ impl EnvoyDomain {
     /// the order of the file, then the key without a value. The number of entries must equal the nesting depth.
     ///
     /// Appends the client that the counter counts to `client`: the values of the entries, each with its length. Without a
-    /// limit, what is appended has no meaning.
-    pub fn find<'d, 'e>(
+    /// limit, what is appended has no meaning. A value need not be UTF-8, as a header need not: then it matches wildcards by its
+    /// other characters.
+    pub fn find<'d, 'e, V: AsRef<[u8]> + ?Sized + 'e>(
         &'d self,
-        entries: impl IntoIterator<Item = (&'e str, &'e str)>,
+        entries: impl IntoIterator<Item = (&'e str, &'e V)>,
         client: &mut Vec<u8>,
     ) -> Option<&'d DescriptorLimit> {
         let mut level = &self.root;
         let mut found = None;
         for (key, value) in entries {
+            let value = value.as_ref();
             let node = level.keys.get(key)?.find(value)?;
-            append_text(client, node.shared_pattern.as_deref().unwrap_or(value));
+            append_text(client, node.shared_pattern.as_deref().map_or(value, str::as_bytes));
             level = &node.children;
             found = Some(node);
         }
         found?.limit.as_ref()
     }
 
-    /// Every limit of the domain.
-    pub(super) fn limits(&self) -> impl Iterator<Item = &DescriptorLimit> {
+    /// Every limit of the domain, in no particular order.
+    pub fn limits(&self) -> impl Iterator<Item = &DescriptorLimit> {
         let mut levels = vec![&self.root];
         let mut limits = Vec::new();
         while let Some(level) = levels.pop() {
@@ -75,17 +77,21 @@ impl EnvoyDomain {
 }
 
 impl KeyDescriptors {
-    fn find(&self, value: &str) -> Option<&DescriptorNode> {
-        let exact = if self.by_value.is_empty() { None } else { self.by_value.get(value).copied() };
+    fn find(&self, value: &[u8]) -> Option<&DescriptorNode> {
+        if self.by_value.is_empty() {
+            return self.nodes.get(self.bare?);
+        }
+        let text = String::from_utf8_lossy(value);
         let wildcard =
-            || self.wildcards.iter().find(|(pattern, _)| pattern.matches(value)).map(|(_, node)| *node);
+            || self.wildcards.iter().find(|(pattern, _)| pattern.matches(&text)).map(|(_, node)| *node);
+        let exact = self.by_value.get(&*text).copied();
         self.nodes.get(exact.or_else(wildcard).or(self.bare)?)
     }
 }
 
 /// Appends a text with its length, so that no two lists of texts have the same bytes.
-pub(super) fn append_text(client: &mut Vec<u8>, text: &str) {
+fn append_text(client: &mut Vec<u8>, text: &[u8]) {
     let length = u32::try_from(text.len()).unwrap_or(u32::MAX);
     client.extend_from_slice(&length.to_be_bytes());
-    client.extend_from_slice(text.as_bytes());
+    client.extend_from_slice(text);
 }

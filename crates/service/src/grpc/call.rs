@@ -13,14 +13,15 @@ use h2::server::SendResponse;
 use h2::{RecvStream, SendStream};
 use http::header::{AUTHORIZATION, CONTENT_TYPE, HeaderName, HeaderValue};
 use http::request::Parts;
-use http::{HeaderMap, Method, Request, Response, StatusCode};
+use http::{HeaderMap, Method, Request, Response, StatusCode, Uri};
 use prost::Message;
 use tidegate_store::Store;
 use tidegate_telemetry::{Protocol, RequestSummary};
 use tidegate_tower::deadline::Deadline;
 use tokio::sync::watch;
 
-use super::frame::{self, MessageReader};
+use super::bad_descriptor::{BadDescriptor, RlsError};
+use super::frame::{self, MessageReader, PartialBytes};
 use super::message::{RateLimitRequest, ResponseCode};
 use super::rate_limit;
 use super::status::{GRPC, GrpcCode, GrpcError, ok_trailers, shown};
@@ -33,6 +34,8 @@ const TIMEOUT: HeaderName = HeaderName::from_static("grpc-timeout");
 const PARENT: HeaderName = HeaderName::from_static("traceparent");
 /// The largest number of health checks and reflection calls at once on a connection. Their responses may be long or last.
 const MAX_STREAMING: usize = 16;
+/// The largest number of reflection calls among them. Tools use one.
+const MAX_REFLECTING: usize = 2;
 /// How long the body of a call may take.
 const BODY_TIMEOUT: Duration = Duration::from_secs(10);
 
@@ -44,6 +47,10 @@ pub(super) struct CallContext<S> {
     pub(super) stop: watch::Receiver<bool>,
     /// The health checks and reflection calls in progress.
     pub(super) streaming: Cell<usize>,
+    /// The reflection calls among them.
+    pub(super) reflecting: Cell<usize>,
+    /// The messages that have arrived in part.
+    pub(super) partial: PartialBytes,
 }
 
 /// Serves a call.
@@ -60,56 +67,88 @@ pub(super) async fn serve<S: Store + 'static>(
         let _ = respond.send_response(response, true);
         return;
     }
-    let mut messages = MessageReader::new(body);
-    let path = parts.uri.path();
-    if path == SHOULD_RATE_LIMIT {
-        let reply = should_rate_limit(&context, &parts, &mut messages).await;
+    let mut messages = MessageReader::new(body, context.partial.clone());
+    if parts.uri.path() == SHOULD_RATE_LIMIT {
+        let reply = should_rate_limit(&context, parts, &mut messages).await;
         send_reply(&mut respond, reply);
         return;
     }
     // Boxed, so that the future of a rate limit call is small.
-    Box::pin(serve_other(&context, &parts, messages, &mut respond)).await;
+    Box::pin(serve_other(&context, parts, messages, &mut respond)).await;
 }
 
 /// Serves health checks, which need no token, and reflection.
 async fn serve_other<S: Store + 'static>(
     context: &CallContext<S>,
-    parts: &Parts,
+    parts: Parts,
     mut messages: MessageReader,
     respond: &mut SendResponse<Bytes>,
 ) {
-    let open = context.streaming.get();
-    if open >= MAX_STREAMING {
-        let error = GrpcError::new(GrpcCode::ResourceExhausted, "too many calls at once on this connection");
-        return send_reply(respond, Err(error));
-    }
-    context.streaming.set(open + 1);
-    let _open = StreamingGuard(&context.streaming);
-    let served = match parts.uri.path() {
-        health::CHECK => {
-            let reply = single(&mut messages).await.and_then(|request| health::check(&request));
+    let _open = match StreamingGuard::new(&context.streaming, MAX_STREAMING) {
+        Ok(open) => open,
+        Err(error) => return send_reply(respond, Err(error)),
+    };
+    let method = OtherMethod::of(&parts, &context.worker);
+    // The call may last, and its head may be long.
+    drop(parts);
+    let served = match method {
+        Ok(OtherMethod::HealthCheck) => {
+            let reply = single(&mut messages, || {}).await.and_then(|request| health::check(&request));
             return send_reply(respond, reply.map(|reply| frame::encode(&reply)));
         }
-        health::WATCH => match single(&mut messages).await {
+        Ok(OtherMethod::HealthWatch) => match single(&mut messages, || {}).await {
             Ok(request) => health::watch(&request, respond, context.stop.clone()).await,
             Err(error) => Err(error),
         },
-        path if reflection::is_served(path) => match authorize(&context.worker, &parts.headers) {
-            Ok(()) => reflection::serve(messages, respond).await,
+        Ok(OtherMethod::Reflection) => match StreamingGuard::new(&context.reflecting, MAX_REFLECTING) {
+            Ok(_open) => reflection::serve(messages, respond).await,
             Err(error) => Err(error),
         },
-        path => {
-            let message = format!("unknown method {}", shown(path));
-            Err(GrpcError::new(GrpcCode::Unimplemented, message))
-        }
+        Err(error) => Err(error),
     };
     if let Err(error) = served {
         let _ = respond.send_response(error.response(), true);
     }
 }
 
+/// A method that is not that of the rate limit service.
+enum OtherMethod {
+    HealthCheck,
+    HealthWatch,
+    Reflection,
+}
+
+impl OtherMethod {
+    /// The method of a call, if there is one and the call may use it.
+    fn of<S: Store + 'static>(parts: &Parts, worker: &ServiceWorker<S>) -> Result<Self, GrpcError> {
+        match parts.uri.path() {
+            health::CHECK => Ok(Self::HealthCheck),
+            health::WATCH => Ok(Self::HealthWatch),
+            path if reflection::is_served(path) => {
+                authorize(worker, &parts.headers).map(|()| Self::Reflection)
+            }
+            path => {
+                let message = format!("unknown method {}", shown(path));
+                Err(GrpcError::new(GrpcCode::Unimplemented, message))
+            }
+        }
+    }
+}
+
 /// Counts a call until it is dropped.
 struct StreamingGuard<'c>(&'c Cell<usize>);
+
+impl<'c> StreamingGuard<'c> {
+    /// Counts a call unless `max` calls are counted.
+    fn new(open: &'c Cell<usize>, max: usize) -> Result<Self, GrpcError> {
+        if open.get() >= max {
+            let message = "too many calls at once on this connection";
+            return Err(GrpcError::new(GrpcCode::ResourceExhausted, message));
+        }
+        open.set(open.get() + 1);
+        Ok(Self(open))
+    }
+}
 
 impl Drop for StreamingGuard<'_> {
     fn drop(&mut self) {
@@ -154,23 +193,39 @@ fn bearer_token(headers: &HeaderMap) -> Option<&[u8]> {
     scheme.eq_ignore_ascii_case(b"bearer ").then_some(token.trim_ascii())
 }
 
-/// The only message of a call, within [`BODY_TIMEOUT`].
-async fn single<M: Message + Default>(messages: &mut MessageReader) -> Result<M, GrpcError> {
+/// The only message of a call, within [`BODY_TIMEOUT`]. Calls `before_wait` if it has not arrived yet.
+async fn single<M: Message + Default>(
+    messages: &mut MessageReader,
+    before_wait: impl FnOnce(),
+) -> Result<M, GrpcError> {
     let mut reading = pin!(messages.single());
     // A message that has arrived needs no timer.
     let message = match poll_fn(|context| Poll::Ready(reading.as_mut().poll(context))).await {
         Poll::Ready(message) => message,
-        Poll::Pending => tokio::time::timeout(BODY_TIMEOUT, reading).await.unwrap_or_else(|_| {
-            Err(GrpcError::new(GrpcCode::DeadlineExceeded, "the message did not arrive in time"))
-        }),
+        Poll::Pending => {
+            before_wait();
+            tokio::time::timeout(BODY_TIMEOUT, reading).await.unwrap_or_else(|_| {
+                Err(GrpcError::new(GrpcCode::DeadlineExceeded, "the message did not arrive in time"))
+            })
+        }
     };
     frame::decode(message?)
+}
+
+/// Drops what is no longer needed of a head, which may be long.
+fn release_head(parts: &mut Parts) {
+    parts.headers = HeaderMap::new();
+    // A copy, because a part of the address keeps all of the head in memory.
+    let host = parts.uri.authority().map(|authority| shown(authority.as_str()).to_owned());
+    parts.uri = host
+        .and_then(|host| Uri::builder().scheme("http").authority(host).path_and_query("/").build().ok())
+        .unwrap_or_default();
 }
 
 /// Decides a rate limit call and records it.
 async fn should_rate_limit<S: Store + 'static>(
     context: &CallContext<S>,
-    parts: &Parts,
+    mut parts: Parts,
     messages: &mut MessageReader,
 ) -> Result<Bytes, GrpcError> {
     let worker = &*context.worker;
@@ -181,11 +236,23 @@ async fn should_rate_limit<S: Store + 'static>(
     let deadline = if has_timeout { Deadline::from_headers(&parts.headers, worker.now()) } else { None };
     let decided = async {
         authorize(worker, &parts.headers)?;
-        let request: RateLimitRequest = single(messages).await?;
-        record.describe(|| summarize(parts, &request, context.peer));
+        let request: RateLimitRequest = match single(messages, || release_head(&mut parts)).await {
+            Err(error) if error.code == GrpcCode::ResourceExhausted => {
+                return Err(BadDescriptor::too_large().into());
+            }
+            request => request?,
+        };
+        record.describe(|| summarize(&parts, &request, context.peer));
         rate_limit::decide(worker, &request, (context.peer, deadline), &mut record).await
     };
     match decided.await {
+        Err(RlsError::Descriptor(bad)) => {
+            let style = worker.policy().active.matcher.plan().error_body;
+            let reply = frame::encode(&bad.response(style));
+            record.set_error(|| (bad.code(), None));
+            record.set_response(400, u64::try_from(reply.len()).ok());
+            Ok(reply)
+        }
         Ok(response) => {
             let is_over = response.overall_code == ResponseCode::OverLimit as i32;
             let reply = frame::encode(&response);
@@ -193,7 +260,7 @@ async fn should_rate_limit<S: Store + 'static>(
             record.set_response(if is_over { 429 } else { 200 }, length);
             Ok(reply)
         }
-        Err(error) => {
+        Err(RlsError::Call(error)) => {
             record.set_response(error.http_status(), Some(0));
             Err(error)
         }
@@ -208,7 +275,11 @@ pub(crate) async fn decide_encoded<S: Store + 'static>(
     let request: RateLimitRequest = frame::decode(Bytes::copy_from_slice(message)).ok()?;
     let mut record = worker.recorder(Protocol::Grpc).start();
     let peer = (IpAddr::from([127, 0, 0, 1]), None);
-    let response = rate_limit::decide(worker, &request, peer, &mut record).await.ok()?;
+    let response = match rate_limit::decide(worker, &request, peer, &mut record).await {
+        Ok(response) => response,
+        Err(RlsError::Descriptor(bad)) => bad.response(worker.policy().active.matcher.plan().error_body),
+        Err(RlsError::Call(_)) => return None,
+    };
     // The path in logs must be made of any keys.
     debug_assert!(rate_limit::path(&request).len() <= 1024);
     Some(response.encode_to_vec())

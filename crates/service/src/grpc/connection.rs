@@ -16,19 +16,22 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::time::{MissedTickBehavior, interval};
 
 use super::call::{self, CallContext};
-use super::frame::MAX_MESSAGE;
+use super::frame::{MAX_MESSAGE, PartialBytes};
 use crate::accept::ServiceConnection;
 
 /// The timeout of the first frames of a connection.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
 /// A peer without calls is pinged after this time and must answer within it.
 const KEEPALIVE: Duration = Duration::from_secs(20);
-/// The largest head of a call in bytes.
-const MAX_HEAD: u32 = 16 << 10;
+/// The largest head of a call in bytes. Envoy passes headers of its clients' traces on, which have up to 60 KiB.
+const MAX_HEAD: u32 = 80 << 10;
 /// The largest number of calls at once. It also bounds the responses that a client does not read.
 const MAX_STREAMS: u32 = 128;
 /// The bytes of bodies that a client may send before their calls are answered.
 const CONNECTION_WINDOW: u32 = 1 << 20;
+
+/// The bytes of a reply in several parts that are kept for a client that does not read. The reply to a unary call is kept whole.
+const SEND_BUFFER: usize = 16 << 10;
 
 /// A call whose head has arrived.
 type IncomingCall = (Request<RecvStream>, SendResponse<Bytes>);
@@ -47,11 +50,14 @@ where
         // A whole message and its prefix, so that no call waits for its window to be opened.
         .initial_window_size(u32::try_from(2 * MAX_MESSAGE).unwrap_or(u32::MAX))
         .initial_connection_window_size(CONNECTION_WINDOW)
+        .max_send_buffer_size(SEND_BUFFER)
         .max_pending_accept_reset_streams(64)
         .max_local_error_reset_streams(Some(256));
     let Ok(Ok(mut h2)) = tokio::time::timeout(HANDSHAKE_TIMEOUT, builder.handshake(io)).await else { return };
-    let (peer, streaming) = (peer.ip().to_canonical(), Cell::new(0));
-    let context = Rc::new(CallContext { worker, peer, stop: stop.clone(), streaming });
+    let (streaming, reflecting, partial) = (Cell::new(0), Cell::new(0), PartialBytes::default());
+    let peer = peer.ip().to_canonical();
+    let context = CallContext { worker, peer, stop: stop.clone(), streaming, reflecting, partial };
+    let context = Rc::new(context);
     let mut keepalive = Keepalive { pings: h2.ping_pong(), is_active: true, is_unanswered: false };
     // The first tick is immediate and finds the connection active.
     let mut ticks = interval(KEEPALIVE);

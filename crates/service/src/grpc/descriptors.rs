@@ -4,7 +4,8 @@
 use std::ops::Range;
 
 use smallvec::SmallVec;
-use tidegate_core::{Check, Cost, CounterKey, Decision, Outcome, Role, RuleId, Timestamp};
+use tidegate_core::{Check, Cost, CounterKey, Decision, Limit, Outcome, Role, RuleId, Timestamp};
+use tidegate_headers::Quota;
 use tidegate_policy::{DescriptorLimit, EnvoyDomain, EnvoyRate, RateUnit};
 use tidegate_store::Store;
 use tidegate_telemetry::{DecisionKind, RequestRecord};
@@ -36,7 +37,7 @@ pub(super) async fn decide<S: Store + 'static>(
         found.push(FoundDescriptor::find(domain, request, descriptor, &mut keys)?);
     }
     drop_replaced(&mut found);
-    separate_carried(&mut found, &mut keys);
+    share_carried(&mut found, &keys);
     let checks: SmallVec<[Check<'_>; 4]> = found.iter().filter_map(|found| found.check(&keys)).collect();
     let decision = if checks.is_empty() {
         Ok(Decision::of_none(now))
@@ -71,7 +72,11 @@ enum FoundLimit<'d> {
     None,
     Configured(&'d DescriptorLimit),
     /// A limit that the request carries.
-    Carried(Box<EnvoyRate>),
+    Carried {
+        rate: Box<EnvoyRate>,
+        /// The limit that is checked: the smallest of those that share the counter.
+        applied: Option<(Limit, Quota)>,
+    },
 }
 
 impl<'d> FoundDescriptor<'d> {
@@ -82,18 +87,18 @@ impl<'d> FoundDescriptor<'d> {
         keys: &mut Vec<u8>,
     ) -> Result<Self, GrpcError> {
         let start = keys.len();
-        let entries = descriptor.entries.iter().map(|entry| (entry.key.as_str(), entry.value.as_str()));
+        let entries = descriptor.entries.iter().map(|entry| (entry.key.as_str(), entry.value.as_slice()));
         let limit = match descriptor.limit {
             Some(carried) => {
-                append(keys, &request.domain);
+                append(keys, request.domain.as_bytes());
                 for (key, value) in entries {
-                    append(keys, key);
+                    append(keys, key.as_bytes());
                     append(keys, value);
                 }
                 let rate = carried_rate(carried)?;
                 // Limits over other periods have other counters: a short one would empty the counter of a long one.
                 keys.extend_from_slice(&rate.window.as_micros().to_be_bytes());
-                FoundLimit::Carried(Box::new(rate))
+                FoundLimit::Carried { applied: rate.limit, rate: Box::new(rate) }
             }
             None => match domain.find(entries, keys) {
                 Some(limit) => FoundLimit::Configured(limit),
@@ -108,14 +113,23 @@ impl<'d> FoundDescriptor<'d> {
         match &self.limit {
             FoundLimit::None => None,
             FoundLimit::Configured(limit) => limit.rate.as_ref(),
-            FoundLimit::Carried(rate) => Some(rate),
+            FoundLimit::Carried { rate, .. } => Some(rate),
+        }
+    }
+
+    /// The limit that is checked, with its quota.
+    fn applied(&self) -> Option<&(Limit, Quota)> {
+        match &self.limit {
+            FoundLimit::None => None,
+            FoundLimit::Configured(limit) => limit.rate.as_ref()?.limit.as_ref(),
+            FoundLimit::Carried { applied, .. } => applied.as_ref(),
         }
     }
 
     fn configured(&self) -> Option<&'d DescriptorLimit> {
         match self.limit {
             FoundLimit::Configured(limit) => Some(limit),
-            FoundLimit::None | FoundLimit::Carried(_) => None,
+            FoundLimit::None | FoundLimit::Carried { .. } => None,
         }
     }
 
@@ -143,7 +157,7 @@ impl<'d> FoundDescriptor<'d> {
     }
 
     fn check<'c>(&'c self, keys: &'c [u8]) -> Option<Check<'c>> {
-        let (limit, _) = self.rate()?.limit.as_ref()?;
+        let (limit, _) = self.applied()?;
         let client = keys.get(self.client.clone()).unwrap_or_default();
         Some(Check::new(CounterKey::new(self.rule(), client), limit).cost(self.cost).role(self.role()))
     }
@@ -167,33 +181,35 @@ fn drop_replaced(found: &mut [FoundDescriptor<'_>]) {
     }
 }
 
-/// Gives the carried limits of equal descriptors separate counters: a decision has one limit for each counter.
-fn separate_carried(found: &mut [FoundDescriptor<'_>], keys: &mut Vec<u8>) {
-    let fingerprint = |found: &FoundDescriptor<'_>| match &found.limit {
-        FoundLimit::Carried(rate) => rate.limit.map(|(limit, _)| limit.fingerprint()),
-        _ => None,
+/// Lets equal descriptors that carry different limits over one period share the counter of that period, under the smallest of
+/// the limits: a decision has one limit for each counter, and a counter that depended on the other descriptors of a call would
+/// let a client choose a fresh one.
+fn share_carried(found: &mut [FoundDescriptor<'_>], keys: &[u8]) {
+    let carried = |found: &FoundDescriptor<'_>| match &found.limit {
+        FoundLimit::Carried { applied, .. } => *applied,
+        FoundLimit::None | FoundLimit::Configured(_) => None,
     };
-    for position in 1..found.len() {
-        let (earlier, later) = found.split_at_mut(position);
-        let Some(current) = later.first_mut() else { continue };
-        let Some(own) = fingerprint(current) else { continue };
-        let is_ambiguous = earlier.iter().any(|other| {
-            fingerprint(other).is_some_and(|other| other != own)
-                && keys.get(other.client.clone()) == keys.get(current.client.clone())
-        });
-        if is_ambiguous {
-            let start = keys.len();
-            keys.extend_from_within(current.client.clone());
-            keys.extend_from_slice(&own.to_be_bytes());
-            current.client = start..keys.len();
+    let count = found.iter().filter(|found| carried(found).is_some()).count();
+    if count < 2 {
+        return;
+    }
+    for position in 0..found.len() {
+        let Some(current) = found.get(position).filter(|found| carried(found).is_some()) else { continue };
+        let client = keys.get(current.client.clone());
+        let sharing = found.iter().filter(|other| keys.get(other.client.clone()) == client);
+        let smallest = sharing.filter_map(carried).min_by_key(|(limit, _)| limit.capacity());
+        if let Some(FoundDescriptor { limit: FoundLimit::Carried { applied, .. }, .. }) =
+            found.get_mut(position)
+        {
+            *applied = smallest;
         }
     }
 }
 
 /// Appends a text with its length, so that no two lists of texts have the same bytes.
-fn append(keys: &mut Vec<u8>, text: &str) {
+fn append(keys: &mut Vec<u8>, text: &[u8]) {
     keys.extend_from_slice(&u32::try_from(text.len()).unwrap_or(u32::MAX).to_be_bytes());
-    keys.extend_from_slice(text.as_bytes());
+    keys.extend_from_slice(text);
 }
 
 fn carried_rate(LimitOverride { requests_per_unit, unit }: LimitOverride) -> Result<EnvoyRate, GrpcError> {
@@ -241,8 +257,7 @@ fn respond<S: Store + 'static>(
     let mut response = ResponseBuilder::new(decision.map_or(now, |decision| decision.at), found.len());
     let mut rejecting = None;
     for found in found {
-        let has_check = found.rate().is_some_and(|rate| rate.limit.is_some());
-        let outcome = if has_check { outcomes.next() } else { None };
+        let outcome = if found.applied().is_some() { outcomes.next() } else { None };
         let exceeds = found.exceeds_zero() || outcome.is_some_and(|outcome| !outcome.verdict.is_pass());
         let is_binding = found.role() == Role::Binding;
         if exceeds && is_binding && rejecting.is_none() {
@@ -287,15 +302,15 @@ fn add_status<'d>(
     };
     let configured = found.configured();
     let announced = configured.map_or(CARRIED_NAME, |limit| limit.announced.as_str());
-    let report = match (&rate.limit, outcome) {
+    let report = match (found.applied(), outcome) {
         (Some((_, quota)), Some(outcome)) => Some(quota.report(announced, outcome)),
         (Some(_), None) => None,
         (None, _) => Some(blocked_report(announced, rate.window)),
     };
     // Another limit than the configured one is an override of the operator.
-    let own = rate.limit.map(|(limit, _)| limit.capacity());
-    let applied = outcome.map(|outcome| outcome.limit).filter(|applied| Some(*applied) != own);
-    let requests_per_unit = match applied {
+    let own = found.applied().map(|(limit, _)| limit.capacity());
+    let replaced = outcome.map(|outcome| outcome.limit).filter(|applied| Some(*applied) != own);
+    let requests_per_unit = match replaced {
         Some(applied) => u32::try_from(applied).unwrap_or(u32::MAX),
         None => rate.requests_per_unit,
     };
@@ -335,7 +350,7 @@ descriptors:
         let limits = EnvoyLimits::compile(&[file]).unwrap_or_else(|problems| panic!("{problems}"));
         let domain = limits.domain("d").unwrap();
         for (key, expected) in [("user", true), ("shadow", false), ("free", false), ("other", false)] {
-            let entries = vec![DescriptorEntry { key: key.to_owned(), value: "a".to_owned() }];
+            let entries = vec![DescriptorEntry { key: key.to_owned(), value: b"a".to_vec() }];
             let descriptor = RateLimitDescriptor { entries, limit: None, hits_addend: None };
             let request = RateLimitRequest { domain: "d".to_owned(), ..RateLimitRequest::default() };
             let found = FoundDescriptor::find(domain, &request, &descriptor, &mut Vec::new()).unwrap();

@@ -1,15 +1,39 @@
 //! Messages within the body of a call: a flag, the length in four bytes, the message.
 
+use std::cell::Cell;
+use std::rc::Rc;
+
 use bytes::{Buf, BufMut, Bytes, BytesMut};
 use h2::RecvStream;
 use prost::Message;
 
 use super::status::{GrpcCode, GrpcError};
 
-/// The largest message that is accepted, in bytes. A request of Envoy has a few hundred.
-pub(super) const MAX_MESSAGE: usize = 64 << 10;
+/// The largest message that is accepted, in bytes. A request of Envoy has a few hundred. Its client can send headers of 60 KiB, and
+/// several descriptors may contain them.
+pub(super) const MAX_MESSAGE: usize = 256 << 10;
 /// The flag and the length before each message.
 const PREFIX: usize = 5;
+
+/// The bytes of all messages of a connection that have arrived in part.
+///
+/// They keep their part of the connection's window. If they filled it, none of them could be completed, and no other call could be
+/// sent. A message that would make them too many is therefore rejected.
+#[derive(Clone, Debug, Default)]
+pub(super) struct PartialBytes(Rc<Cell<usize>>);
+
+impl PartialBytes {
+    /// The largest number of bytes: half of the window.
+    const MAX: usize = 512 << 10;
+
+    fn replace(&self, old: usize, new: usize) {
+        self.0.set(self.0.get().saturating_sub(old).saturating_add(new));
+    }
+
+    fn are_too_many(&self) -> bool {
+        self.0.get() > Self::MAX
+    }
+}
 
 /// The messages of a request body.
 ///
@@ -21,11 +45,14 @@ pub(super) struct MessageReader {
     buffer: BytesMut,
     /// The bytes that were read and are still part of the windows.
     held: usize,
+    /// The bytes of a message that has arrived in part, which `all_partial` includes.
+    partial: usize,
+    all_partial: PartialBytes,
 }
 
 impl MessageReader {
-    pub(super) fn new(body: RecvStream) -> Self {
-        Self { body, buffer: BytesMut::new(), held: 0 }
+    pub(super) fn new(body: RecvStream, all_partial: PartialBytes) -> Self {
+        Self { body, buffer: BytesMut::new(), held: 0, partial: 0, all_partial }
     }
 
     /// The next message; `None` at the end of the body.
@@ -33,7 +60,13 @@ impl MessageReader {
         self.release_earlier();
         loop {
             if let Some(message) = take_message(&mut self.buffer)? {
+                self.set_partial(0);
                 return Ok(Some(message));
+            }
+            self.set_partial(self.buffer.len());
+            if self.partial > 0 && self.all_partial.are_too_many() {
+                let message = "too many long messages at once on this connection";
+                return Err(GrpcError::new(GrpcCode::ResourceExhausted, message));
             }
             let Some(data) = self.data().await? else {
                 return if self.buffer.is_empty() { Ok(None) } else { Err(incomplete()) };
@@ -69,6 +102,11 @@ impl MessageReader {
         Ok(Some(data))
     }
 
+    fn set_partial(&mut self, bytes: usize) {
+        self.all_partial.replace(self.partial, bytes);
+        self.partial = bytes;
+    }
+
     /// Opens the windows by the bytes of the messages before the one that is read next. The last one is released when the
     /// stream is dropped.
     fn release_earlier(&mut self) {
@@ -87,6 +125,12 @@ impl MessageReader {
         } else {
             self.buffer.extend_from_slice(&data);
         }
+    }
+}
+
+impl Drop for MessageReader {
+    fn drop(&mut self) {
+        self.set_partial(0);
     }
 }
 
@@ -151,7 +195,7 @@ mod tests {
     fn message_compressed_or_too_large_is_rejected_by_its_prefix() {
         let code = |bytes: &[u8]| take_message(&mut BytesMut::from(bytes)).map_err(|error| error.code);
         assert_eq!(code(&[1, 0, 0, 0, 0]), Err(GrpcCode::Unimplemented));
-        assert_eq!(code(&[0, 0, 1, 0, 1]), Err(GrpcCode::ResourceExhausted));
-        assert_eq!(code(&[0, 0, 1, 0, 0]), Ok(None));
+        assert_eq!(code(&[0, 0, 4, 0, 1]), Err(GrpcCode::ResourceExhausted));
+        assert_eq!(code(&[0, 0, 4, 0, 0]), Ok(None));
     }
 }

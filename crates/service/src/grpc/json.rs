@@ -7,6 +7,7 @@ use serde_json::Value;
 use tidegate_store::Store;
 use tidegate_telemetry::RequestRecord;
 
+use super::bad_descriptor::RlsError;
 use super::message::{
     DescriptorEntry, LimitOverride, RateLimitDescriptor, RateLimitRequest, RateLimitResponse, ResponseCode,
     ResponseUnit,
@@ -32,8 +33,12 @@ pub(crate) async fn handle<S: Store + 'static>(
             let is_over = response.overall_code == ResponseCode::OverLimit as i32;
             (if is_over { 429 } else { 200 }, response_json(&response))
         }
-        Err(error) if error.code == GrpcCode::Unavailable => (500, error_json(&error.message)),
-        Err(error) => (400, error_json(&error.message)),
+        Err(RlsError::Call(error)) => {
+            let status = if error.code == GrpcCode::Unavailable { 500 } else { 400 };
+            (status, error_json(&error.message))
+        }
+        // Unlike a gRPC status, 400 says that the request itself is wrong.
+        Err(RlsError::Descriptor(bad)) => (400, error_json(bad.message())),
     }
 }
 
@@ -140,7 +145,8 @@ impl From<JsonRequest> for RateLimitRequest {
 
 impl From<JsonDescriptor> for RateLimitDescriptor {
     fn from(JsonDescriptor { entries, limit, hits_addend }: JsonDescriptor) -> Self {
-        let entries = entries.into_iter().map(|JsonEntry { key, value }| DescriptorEntry { key, value });
+        let entry = |JsonEntry { key, value }| DescriptorEntry { key, value: value.into_bytes() };
+        let entries = entries.into_iter().map(entry);
         let limit = limit.map(|JsonOverride { requests_per_unit, unit }| LimitOverride {
             requests_per_unit: requests_per_unit.map_or(0, |JsonNumber(requests)| requests),
             unit: unit.0,
@@ -242,7 +248,7 @@ mod tests {
             let [descriptor] = request.descriptors.as_slice() else { panic!("one descriptor") };
             assert_eq!(descriptor.hits_addend, Some(2));
             assert_eq!(descriptor.limit, Some(LimitOverride { requests_per_unit: 5, unit: 7 }));
-            assert_eq!(descriptor.entries[0].value, "v");
+            assert_eq!(descriptor.entries[0].value, b"v");
         }
     }
 
@@ -276,6 +282,7 @@ mod tests {
             overall_code: ResponseCode::OverLimit.into(),
             statuses: vec![over],
             response_headers_to_add: vec![AddedHeader { key: "k".to_owned(), value: "v".to_owned() }],
+            raw_body: Vec::new(),
         };
         let expected = r#"{"overallCode":"OVER_LIMIT","statuses":[{"code":"OVER_LIMIT","currentLimit":{"requestsPerUnit":3,"unit":"MINUTE"},"durationUntilReset":"40s"}],"responseHeadersToAdd":[{"key":"k","value":"v"}]}"#;
         assert_eq!(response_json(&response), expected);

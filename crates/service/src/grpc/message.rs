@@ -31,8 +31,10 @@ pub(crate) struct RateLimitDescriptor {
 pub(crate) struct DescriptorEntry {
     #[prost(string, tag = "1")]
     pub(crate) key: String,
-    #[prost(string, tag = "2")]
-    pub(crate) value: String,
+    /// A string of the protocol. It is read as bytes: clients send headers that are not UTF-8, and a call that fails because of
+    /// them would let their requests pass.
+    #[prost(bytes = "vec", tag = "2")]
+    pub(crate) value: Vec<u8>,
 }
 
 /// `RateLimitDescriptor.RateLimitOverride`.
@@ -54,6 +56,9 @@ pub(crate) struct RateLimitResponse {
     pub(crate) statuses: Vec<DescriptorStatus>,
     #[prost(message, repeated, tag = "3")]
     pub(crate) response_headers_to_add: Vec<AddedHeader>,
+    /// The body with which the caller rejects the request.
+    #[prost(bytes = "vec", tag = "5")]
+    pub(crate) raw_body: Vec<u8>,
 }
 
 /// `RateLimitResponse.Code`.

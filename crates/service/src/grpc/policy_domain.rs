@@ -2,7 +2,8 @@
 //!
 //! A descriptor with the entry `rule` is one rule for the client of the entries `client`. Any other descriptor is a request that
 //! is checked like one of the gateway (see `request_facts`). Each descriptor is a decision of its own, in order. If one is
-//! rejected, the charges of those before it are refunded and those after it are not decided.
+//! rejected, the charges of those before it are refunded and those after it are not decided. What a client may have chosen, the
+//! values of entries and which of them there are, never fails the call (see `bad_descriptor`).
 
 use std::net::IpAddr;
 
@@ -17,6 +18,7 @@ use tidegate_policy::{RateUnit, Scratch};
 use tidegate_store::Store;
 use tidegate_telemetry::{DecisionKind, RequestRecord};
 
+use super::bad_descriptor::{BadDescriptor, RlsError};
 use super::descriptors::response_unit;
 use super::message::{
     CurrentLimit, DescriptorStatus, RateLimitDescriptor, RateLimitRequest, RateLimitResponse, ResponseUnit,
@@ -33,18 +35,24 @@ pub(super) async fn decide<S: Store + 'static>(
     request: &RateLimitRequest,
     peer: IpAddr,
     (now, record): (Timestamp, &mut RequestRecord<'_>),
-) -> Result<RateLimitResponse, GrpcError> {
+) -> Result<RateLimitResponse, RlsError> {
     let policy = worker.policy();
+    let count = request.descriptors.len();
     let mut scratches: Vec<Scratch> = request.descriptors.iter().map(|_| Scratch::default()).collect();
-    let mut response = ResponseBuilder::new(now, request.descriptors.len());
+    let mut response = ResponseBuilder::new(now, count);
     let mut decided = PolicyDecision { kind: DecisionKind::Exempt, charges: Vec::new() };
-    for (descriptor, scratch) in request.descriptors.iter().zip(&mut scratches) {
+    for (position, (descriptor, scratch)) in request.descriptors.iter().zip(&mut scratches).enumerate() {
         if matches!(decided.kind, DecisionKind::Rejected | DecisionKind::Banned) {
             response.add(DescriptorStatus::default(), None, false);
             continue;
         }
         let hits = descriptor.hits_addend.or((request.hits_addend > 0).then_some(request.hits_addend.into()));
-        let ruling = rule(worker, &policy, (descriptor, hits), (peer, now), scratch).await?;
+        let ruling = rule(worker, &policy, (descriptor, hits), (peer, now), scratch).await;
+        // If this is an error, the charges so far are refunded when they are dropped.
+        let ruling = ruling.map_err(|error| match error {
+            RlsError::Descriptor(bad) => bad.at(position, count).into(),
+            error @ RlsError::Call(_) => error,
+        })?;
         decided.add(worker, ruling, (&policy, record), &mut response)?;
     }
     let PolicyDecision { kind, charges } = decided;
@@ -62,25 +70,28 @@ async fn rule<'s, S: Store + 'static>(
     (descriptor, hits): (&RateLimitDescriptor, Option<u64>),
     (peer, now): (IpAddr, Timestamp),
     scratch: &'s mut Scratch,
-) -> Result<Ruling<'s>, GrpcError> {
+) -> Result<Ruling<'s>, RlsError> {
     if descriptor.limit.is_some() {
-        return Err(GrpcError::invalid("the domain `tidegate` does not support limits of descriptors"));
+        let message = "the domain `tidegate` does not support limits of descriptors";
+        return Err(GrpcError::invalid(message).into());
     }
     let active = &*policy.active;
     let Some(named) = NamedRule::read(descriptor)? else {
         if hits.is_some_and(|hits| hits != 1) {
-            return Err(GrpcError::invalid(
-                "`hits_addend` needs the entry `rule`; the policy sets the cost of a request",
-            ));
+            let message = "`hits_addend` needs the entry `rule`; the policy sets the cost of a request";
+            return Err(BadDescriptor::new(message).into());
         }
         let described = read_request(active, descriptor, peer)?;
         return Ok(worker.limiter.check(active, &described.facts(), scratch, now).await);
     };
     let NamedRule { rule, client } = named;
-    let no_rule = || GrpcError::new(GrpcCode::NotFound, format!("the policy has no rule `{}`", shown(rule)));
+    let no_rule = || {
+        let message = format!("the policy has no rule `{}`", shown(rule));
+        RlsError::from(GrpcError::new(GrpcCode::NotFound, message))
+    };
     let key = client::rule_client(active, rule, &client).map_err(|error| match error {
         RuleClientError::NoRule => no_rule(),
-        error => GrpcError::invalid(format!("invalid `client`: {error}")),
+        error => bad_client(error).into(),
     })?;
     let check = RuleCheck { rule, client: &key, cost: Cost::new(hits.unwrap_or(1)) };
     match worker.limiter.check_rule(active, check, scratch, now).await {
@@ -88,6 +99,11 @@ async fn rule<'s, S: Store + 'static>(
         Ruling::NoRule => Err(no_rule()),
         ruling => Ok(ruling),
     }
+}
+
+/// Callers leave out entries of headers that a request does not have, so also a missing identity may be the client's choice.
+fn bad_client(what: impl std::fmt::Display) -> BadDescriptor {
+    BadDescriptor::new(format_args!("invalid `client`: {what}"))
 }
 
 /// A descriptor that names a rule.
@@ -99,23 +115,24 @@ struct NamedRule<'d> {
 
 impl<'d> NamedRule<'d> {
     /// Reads a descriptor; `None` if it does not name a rule.
-    fn read(descriptor: &'d RateLimitDescriptor) -> Result<Option<Self>, GrpcError> {
+    fn read(descriptor: &'d RateLimitDescriptor) -> Result<Option<Self>, RlsError> {
         if !descriptor.entries.iter().any(|entry| entry.key == "rule") {
             return Ok(None);
         }
         let (mut rule, mut client) = (None, SmallVec::new());
         for entry in &descriptor.entries {
+            let text = std::str::from_utf8(&entry.value);
             match entry.key.as_str() {
-                "rule" if rule.is_none() => rule = Some(entry.value.as_str()),
-                "rule" => return Err(GrpcError::invalid("the descriptor has two entries `rule`")),
-                "client" => client.push(
-                    client::split_identity(&entry.value)
-                        .map_err(|error| GrpcError::invalid(format!("invalid `client`: {error}")))?,
-                ),
+                "rule" if rule.is_none() => rule = Some(text.unwrap_or_default()),
+                "rule" => return Err(GrpcError::invalid("the descriptor has two entries `rule`").into()),
+                "client" => {
+                    let text = text.map_err(|_| bad_client("the name is not UTF-8"))?;
+                    client.push(client::split_identity(text).map_err(bad_client)?);
+                }
                 key => {
                     let key = shown(key);
                     let message = format!("a descriptor with the entry `rule` cannot have the entry `{key}`");
-                    return Err(GrpcError::invalid(message));
+                    return Err(GrpcError::invalid(message).into());
                 }
             }
         }

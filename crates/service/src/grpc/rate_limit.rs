@@ -7,6 +7,7 @@ use tidegate_store::Store;
 use tidegate_telemetry::{DecisionKind, RequestRecord};
 use tidegate_tower::deadline::Deadline;
 
+use super::bad_descriptor::{BadDescriptor, RlsError};
 use super::descriptors;
 use super::message::{DescriptorStatus, RateLimitRequest, RateLimitResponse, ResponseCode};
 use super::policy_domain;
@@ -26,34 +27,35 @@ pub(super) async fn decide<S: Store + 'static>(
     request: &RateLimitRequest,
     (peer, deadline): (IpAddr, Option<Deadline>),
     record: &mut RequestRecord<'_>,
-) -> Result<RateLimitResponse, GrpcError> {
+) -> Result<RateLimitResponse, RlsError> {
     // The reference server returns these two errors with this code.
     if request.domain.is_empty() {
-        return Err(GrpcError::new(GrpcCode::Unknown, "rate limit domain must not be empty"));
+        return Err(GrpcError::new(GrpcCode::Unknown, "rate limit domain must not be empty").into());
     }
     if request.descriptors.is_empty() {
-        return Err(GrpcError::new(GrpcCode::Unknown, "rate limit descriptor list must not be empty"));
+        return Err(GrpcError::new(GrpcCode::Unknown, "rate limit descriptor list must not be empty").into());
     }
     if request.descriptors.len() > MAX_DESCRIPTORS {
         let message = format!("the call has more than {MAX_DESCRIPTORS} descriptors");
-        return Err(GrpcError::invalid(message));
+        return Err(GrpcError::invalid(message).into());
     }
     if request.descriptors.iter().map(|descriptor| descriptor.entries.len()).sum::<usize>() > MAX_ENTRIES {
-        return Err(GrpcError::invalid(format!(
-            "the call has more than {MAX_ENTRIES} entries of descriptors"
-        )));
+        if request.domain == POLICY_DOMAIN {
+            // A caller may pass all headers of its client on.
+            return Err(BadDescriptor::too_large().into());
+        }
+        let message = format!("the call has more than {MAX_ENTRIES} entries of descriptors");
+        return Err(GrpcError::invalid(message).into());
     }
     let now = record.start_decision();
     if deadline.is_some_and(|deadline| deadline.has_passed(now)) {
-        return Err(GrpcError::new(
-            GrpcCode::DeadlineExceeded,
-            "the deadline has passed; nothing was decided",
-        ));
+        let message = "the deadline has passed; nothing was decided";
+        return Err(GrpcError::new(GrpcCode::DeadlineExceeded, message).into());
     }
     let envoy = worker.envoy();
     let domain = envoy.as_ref().and_then(|envoy| Some((envoy.limits().domain(&request.domain)?, &**envoy)));
     match domain {
-        Some(domain) => descriptors::decide(worker, request, domain, (now, record)).await,
+        Some(domain) => Ok(descriptors::decide(worker, request, domain, (now, record)).await?),
         None if request.domain == POLICY_DOMAIN => {
             Box::pin(policy_domain::decide(worker, request, peer, (now, record))).await
         }
@@ -70,7 +72,7 @@ fn unlimited(request: &RateLimitRequest) -> RateLimitResponse {
     RateLimitResponse {
         overall_code: ResponseCode::Ok.into(),
         statuses: vec![status; request.descriptors.len()],
-        response_headers_to_add: Vec::new(),
+        ..RateLimitResponse::default()
     }
 }
 

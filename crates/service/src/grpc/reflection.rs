@@ -1,8 +1,10 @@
 //! Server reflection, `v1` and `v1alpha`, which have the same messages. Tools such as grpcurl need no `.proto` files then.
 
+use std::future::poll_fn;
 use std::time::Duration;
 
 use bytes::Bytes;
+use h2::SendStream;
 use h2::server::SendResponse;
 use prost::Message;
 
@@ -15,10 +17,9 @@ const METHODS: [&str; 2] = [
     "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo",
     "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo",
 ];
-/// A client that asks nothing for this long is not waited for.
+/// A client that asks nothing, or reads nothing of a reply, for this long is not waited for.
 const IDLE_TIMEOUT: Duration = Duration::from_mins(1);
-/// The largest number of questions of one call, and the largest question in bytes. The responses to a client that does not
-/// read them are kept in memory.
+/// The largest number of questions of one call, and the largest question in bytes.
 const MAX_QUESTIONS: usize = 64;
 const MAX_QUESTION: usize = 1024;
 
@@ -107,7 +108,8 @@ pub(super) fn is_served(path: &str) -> bool {
     METHODS.contains(&path)
 }
 
-/// Answers the questions of a call, in order.
+/// Answers the questions of a call, in order. A question is read when the reply to the one before it is on its way, so that a
+/// client that reads nothing keeps one reply in memory.
 pub(super) async fn serve(
     mut messages: MessageReader,
     respond: &mut SendResponse<Bytes>,
@@ -127,7 +129,7 @@ pub(super) async fn serve(
             (Ok(question), _) => frame::encode(&answer(question)),
             (Err(error), None) => return Err(error),
             (Err(error), Some(stream)) => {
-                let stream: &mut h2::SendStream<Bytes> = stream;
+                let stream: &mut SendStream<Bytes> = stream;
                 let _ = stream.send_trailers(error.trailers());
                 return Ok(());
             }
@@ -135,8 +137,9 @@ pub(super) async fn serve(
         if stream.is_none() {
             stream = begin_reply(respond).ok();
         }
-        let sent = stream.as_mut().map(|stream| stream.send_data(reply, false));
-        if !matches!(sent, Some(Ok(()))) {
+        let Some(stream) = &mut stream else { return Ok(()) };
+        if let Err(reason) = send_as_read(stream, reply).await {
+            stream.send_reset(reason);
             return Ok(());
         }
     }
@@ -146,6 +149,30 @@ pub(super) async fn serve(
     };
     if let Some(mut stream) = stream {
         let _ = stream.send_trailers(ok_trailers());
+    }
+    Ok(())
+}
+
+/// Sends a reply as fast as the client reads. What h2 keeps of it is bounded by the windows and by its send buffer. Returns why the
+/// rest of the call cannot be sent.
+pub(super) async fn send_as_read(stream: &mut SendStream<Bytes>, mut reply: Bytes) -> Result<(), h2::Reason> {
+    while !reply.is_empty() {
+        stream.reserve_capacity(reply.len());
+        let capacity = match stream.capacity() {
+            0 => match tokio::time::timeout(IDLE_TIMEOUT, poll_fn(|context| stream.poll_capacity(context)))
+                .await
+            {
+                Ok(Some(Ok(capacity))) => capacity,
+                // The client has gone.
+                Ok(Some(Err(_)) | None) => return Err(h2::Reason::CANCEL),
+                Err(_) => return Err(h2::Reason::ENHANCE_YOUR_CALM),
+            },
+            capacity => capacity,
+        };
+        let part = reply.split_to(capacity.min(reply.len()));
+        if !part.is_empty() {
+            stream.send_data(part, false).map_err(|_| h2::Reason::CANCEL)?;
+        }
     }
     Ok(())
 }

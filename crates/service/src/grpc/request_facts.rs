@@ -2,16 +2,17 @@
 //!
 //! The entries `method`, `host`, `path` and `remote_address` state these properties; every other entry is a header of that
 //! name. Names are compared without case, so that `Host` is not a second host. What the gateway would reject as ambiguous is
-//! an error here.
+//! rejected here too.
 
 use std::net::IpAddr;
 
 use http::header::{HeaderMap, HeaderName, HeaderValue};
 use tidegate_policy::ActivePolicy;
 
+use super::bad_descriptor::BadDescriptor;
 use super::message::RateLimitDescriptor;
-use super::status::{GrpcError, shown};
-use crate::request::{DescribedRequest, NormalRequest};
+use super::status::shown;
+use crate::request::{DescribedRequest, DescribedRequestError, NormalRequest};
 
 /// The most headers of a request.
 const MAX_HEADERS: usize = 100;
@@ -21,9 +22,9 @@ pub(super) fn read_request(
     policy: &ActivePolicy,
     descriptor: &RateLimitDescriptor,
     peer: IpAddr,
-) -> Result<NormalRequest, GrpcError> {
+) -> Result<NormalRequest, BadDescriptor> {
     let mut headers = HeaderMap::new();
-    let [mut method, mut host, mut path, mut address] = [None; 4];
+    let [mut method, mut host, mut path, mut address]: [Option<&[u8]>; 4] = [None; 4];
     for entry in &descriptor.entries {
         let name = header_name(&entry.key)?;
         let property = match name.as_str() {
@@ -35,35 +36,42 @@ pub(super) fn read_request(
                 let value = header_value(&name, &entry.value)?;
                 headers.append(name, value);
                 if headers.len() > MAX_HEADERS {
-                    return Err(GrpcError::invalid(format!("more than {MAX_HEADERS} headers")));
+                    return Err(BadDescriptor::new(format_args!("more than {MAX_HEADERS} headers")));
                 }
                 continue;
             }
         };
-        if property.replace(entry.value.as_str()).is_some() {
-            return Err(GrpcError::invalid(format!("the descriptor has two entries `{name}`")));
+        if property.replace(entry.value.as_slice()).is_some() {
+            return Err(BadDescriptor::new(format_args!("the descriptor has two entries `{name}`")));
         }
     }
     let host = host.map(|host| header_value(&http::header::HOST, host)).transpose()?;
     let peer = match address {
-        Some(text) => text
-            .parse()
-            .map_err(|_| GrpcError::invalid("invalid entry `remote_address`: expected an IP address"))?,
+        Some(text) => address_of(text)
+            .ok_or_else(|| BadDescriptor::new("the entry `remote_address` is not an IP address"))?,
         None => peer,
     };
-    let (method, target) = (method.unwrap_or("GET").as_bytes(), path.unwrap_or("/").as_bytes());
-    NormalRequest::new(policy, DescribedRequest { method, host, target, headers, peer })
-        .map_err(|error| GrpcError::invalid(error.to_string()))
+    let (method, target) = (method.unwrap_or(b"GET"), path.unwrap_or(b"/"));
+    NormalRequest::new(policy, DescribedRequest { method, host, target, headers, peer }).map_err(|error| {
+        match error {
+            DescribedRequestError::Path(error) => BadDescriptor::path(error),
+            error => BadDescriptor::new(error),
+        }
+    })
 }
 
-fn header_name(name: &str) -> Result<HeaderName, GrpcError> {
+fn address_of(text: &[u8]) -> Option<IpAddr> {
+    std::str::from_utf8(text).ok()?.parse().ok()
+}
+
+fn header_name(name: &str) -> Result<HeaderName, BadDescriptor> {
     HeaderName::try_from(name)
-        .map_err(|_| GrpcError::invalid(format!("the entry `{}` is not a header name", shown(name))))
+        .map_err(|_| BadDescriptor::new(format_args!("the entry `{}` is not a header name", shown(name))))
 }
 
-fn header_value(name: &HeaderName, value: &str) -> Result<HeaderValue, GrpcError> {
-    HeaderValue::try_from(value).map_err(|_| {
+fn header_value(name: &HeaderName, value: &[u8]) -> Result<HeaderValue, BadDescriptor> {
+    HeaderValue::from_bytes(value).map_err(|_| {
         let name = shown(name.as_str());
-        GrpcError::invalid(format!("the value of the entry `{name}` is not a header value"))
+        BadDescriptor::new(format_args!("the value of the entry `{name}` is not a header value"))
     })
 }

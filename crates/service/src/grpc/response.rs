@@ -86,7 +86,8 @@ impl<'n> ResponseBuilder<'n> {
     ) -> RateLimitResponse {
         let response_headers_to_add = self.headers(worker, record);
         let overall_code = if self.is_over { ResponseCode::OverLimit } else { ResponseCode::Ok }.into();
-        RateLimitResponse { overall_code, statuses: self.statuses, response_headers_to_add }
+        let raw_body = Vec::new();
+        RateLimitResponse { overall_code, statuses: self.statuses, response_headers_to_add, raw_body }
     }
 
     fn headers<S: Store + 'static>(

@@ -114,6 +114,7 @@ fn rate_limit_service() -> FileDescriptorProto {
             field("overall_code", 1, Kind::Enum(&format!("{RESPONSE}.Code"))),
             list("statuses", 2, &format!("{RESPONSE}.DescriptorStatus")),
             list("response_headers_to_add", 3, ".envoy.config.core.v3.HeaderValue"),
+            field("raw_body", 5, Kind::Bytes),
         ],
     );
     let response = DescriptorProto {
@@ -187,6 +188,7 @@ fn reflection(name: &str, package: &str) -> FileDescriptorProto {
 #[derive(Clone, Copy)]
 enum Kind<'n> {
     Text,
+    Bytes,
     Int32,
     Int64,
     Uint32,
@@ -198,6 +200,7 @@ enum Kind<'n> {
 fn field(name: &str, number: i32, kind: Kind<'_>) -> FieldDescriptorProto {
     let (kind, type_name) = match kind {
         Kind::Text => (Type::String, None),
+        Kind::Bytes => (Type::Bytes, None),
         Kind::Int32 => (Type::Int32, None),
         Kind::Int64 => (Type::Int64, None),
         Kind::Uint32 => (Type::Uint32, None),
