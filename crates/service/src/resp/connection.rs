@@ -62,7 +62,7 @@ pub(super) struct RespConnection<S, IO> {
 /// What happened on a connection.
 enum IoEvent {
     /// Bytes were read into the workspace.
-    Read(Workspace, usize),
+    Read(Box<Workspace>, usize),
     /// Replies were sent.
     Written,
     /// The connection is to be closed: the client has closed it or makes no progress, or the service stops.
@@ -163,8 +163,8 @@ where
     }
 
     /// Executes what was read into `workspace`; `None` if the connection is to be closed then.
-    async fn execute_read(&mut self, mut workspace: Workspace, len: usize) -> Option<usize> {
-        let Workspace { read, batch } = &mut workspace;
+    async fn execute_read(&mut self, mut workspace: Box<Workspace>, len: usize) -> Option<usize> {
+        let Workspace { read, batch } = &mut *workspace;
         let read = read.get(..len).unwrap_or_default();
         let unsent = self.unsent.len();
         let progress = if self.input.is_empty() {

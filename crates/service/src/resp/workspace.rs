@@ -21,7 +21,8 @@ pub(crate) struct RespState {
     /// The metric slot of `CL.THROTTLE`, which is registered when a command is rejected.
     pub(crate) slots: OnceCell<RuleSlots>,
     /// A connection uses a workspace until its commands are decided; unless the store is remote, one is enough.
-    spare: RefCell<Vec<Workspace>>,
+    #[expect(clippy::vec_box, reason = "a workspace changes hands several times per batch")]
+    spare: RefCell<Vec<Box<Workspace>>>,
 }
 
 /// The buffers for one batch of commands.
@@ -34,12 +35,14 @@ pub(crate) struct Workspace {
 
 impl RespState {
     /// A workspace for one batch.
-    pub(crate) fn take(&self) -> Workspace {
+    pub(crate) fn take(&self) -> Box<Workspace> {
         let spare = self.spare.borrow_mut().pop();
-        spare.unwrap_or_else(|| Workspace { read: vec![0; READ_LEN].into(), batch: CommandBatch::default() })
+        spare.unwrap_or_else(|| {
+            Box::new(Workspace { read: vec![0; READ_LEN].into(), batch: CommandBatch::default() })
+        })
     }
 
-    pub(crate) fn put_back(&self, workspace: Workspace) {
+    pub(crate) fn put_back(&self, workspace: Box<Workspace>) {
         let mut spare = self.spare.borrow_mut();
         if spare.len() < MAX_SPARE && workspace.batch.output.capacity() <= MAX_SPARE_OUTPUT {
             spare.push(workspace);
