@@ -48,13 +48,13 @@ impl<S: Store + 'static> Limiter<S> {
     pub async fn preview_rule<'a>(
         &self,
         policy: &'a ActivePolicy,
-        RuleCheck { rule, client, cost }: RuleCheck<'_>,
+        check: RuleCheck<'_>,
         scratch: &'a mut Scratch,
         now: Timestamp,
     ) -> Ruling<'a> {
-        match policy.matcher.match_rule(rule, client, cost, scratch) {
-            Some(matched) => self.preview_matched(&matched, now).await,
-            None => Ruling::NoRule,
+        match self.match_rule(policy, check, scratch, now) {
+            Ok(matched) => self.preview_matched(&matched, now).await,
+            Err(reason) => reason.into(),
         }
     }
 
@@ -88,7 +88,8 @@ impl<S: Store + 'static> Limiter<S> {
         now: Timestamp,
     ) -> Result<(), RuleError> {
         let mut scratch = Scratch::default();
-        let matched = policy.matcher.match_rule(rule, client, cost, &mut scratch).ok_or(RuleError::NoRule)?;
+        let matched = policy.matcher.match_rule(rule, client.key(), cost, &mut scratch);
+        let matched = matched.ok_or(RuleError::NoRule)?;
         let refunds: Vec<_> = matched
             .checks()
             .iter()

@@ -61,7 +61,7 @@ pub(super) async fn reset<S: Store + 'static>(
     let ResetMessage { rule, client } = parse(body)?;
     let (policy, limiter) = (&call.policy.active, &call.worker.limiter);
     let client = rule_client(policy, &rule, client.as_ref())?;
-    limiter.reset_rule(policy, (&rule, &client)).await.map_err(|error| failed(&error, &rule))?;
+    limiter.reset_rule(policy, (&rule, client.key())).await.map_err(|error| failed(&error, &rule))?;
     Ok(done("{\"reset\":true}\n"))
 }
 
@@ -80,7 +80,7 @@ pub(super) async fn reserve<S: Store + 'static>(
     }
     // Before anything is charged.
     let id = ReservationId::random().ok_or(HttpError::TooManyReservations)?;
-    let slot = state.reservations.slot((&rule, &client), call.worker.now());
+    let slot = state.reservations.slot((&rule, client.key()), call.worker.now());
     let slot = slot.ok_or(HttpError::TooManyReservations)?;
     let mut scratch = state.scratch();
     let now = call.record.start_decision();
@@ -99,8 +99,8 @@ pub(super) async fn reserve<S: Store + 'static>(
     put(&mut json, r#","reservation":"#);
     let charge = match &ruling {
         Ruling::Admitted(admitted) => Some(RuleReservation::new(&admitted.report)),
-        // Without a decision nothing was charged, and the request passes because the rule is in shadow mode.
-        Ruling::StoreFailed(_) => Some(None),
+        // Nothing was charged, and the request passes: the client is exempt, or the rule is in shadow mode and the store failed.
+        Ruling::Exempt(_) | Ruling::StoreFailed(_) => Some(None),
         _ => None,
     };
     if let Some(charge) = charge {
