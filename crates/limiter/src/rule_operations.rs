@@ -1,7 +1,7 @@
 //! Operations on one rule for a client that the caller has identified, and checks of limits that the caller supplies.
 
 use thiserror::Error;
-use tidegate_core::{Check, Cost, Decision, Refund, Timestamp, Verdict};
+use tidegate_core::{Check, Cost, CounterKey, Decision, Refund, Timestamp, Verdict};
 use tidegate_policy::{ActivePolicy, Admission, Facts, MatchedRequest, RuntimeData, Scratch};
 use tidegate_store::{Store, StoreError};
 
@@ -98,7 +98,7 @@ impl<S: Store + 'static> Limiter<S> {
         Ok(self.store().refund(&refunds, now).await?)
     }
 
-    /// Resets the counter of a client under a rule.
+    /// Resets the counter of a client under a rule, and ends its lock-out.
     pub async fn reset_rule(
         &self,
         policy: &ActivePolicy,
@@ -107,8 +107,15 @@ impl<S: Store + 'static> Limiter<S> {
         let (mut scratch, cost) = (Scratch::default(), Cost::ONE);
         let matched = policy.matcher.match_rule(rule, client, cost, &mut scratch).ok_or(RuleError::NoRule)?;
         for check in matched.checks() {
-            self.store().reset(check.key).await?;
+            self.reset(check.key).await?;
         }
+        Ok(())
+    }
+
+    /// Resets a counter, and removes the violations and the lock-out of its client under the rule.
+    pub async fn reset(&self, key: CounterKey<'_>) -> Result<(), StoreError> {
+        self.store().reset(key).await?;
+        self.penalties().lift(key);
         Ok(())
     }
 
