@@ -79,14 +79,16 @@ impl<S: Store + 'static> Limiter<S> {
         }
     }
 
-    /// Refunds units of a rule that were charged at `charged`. What its counter no longer contains is not refunded.
+    /// Refunds units of a rule that were charged at `charged`. What its counter no longer contains is not refunded. Returns
+    /// false if the rule has a leaky bucket that gave nothing back: it gives back only a whole charge, and only while no later
+    /// request waits.
     pub async fn refund_rule(
         &self,
         policy: &ActivePolicy,
         RuleCheck { rule, client, cost }: RuleCheck<'_>,
         charged: Timestamp,
         now: Timestamp,
-    ) -> Result<(), RuleError> {
+    ) -> Result<bool, RuleError> {
         let mut scratch = Scratch::default();
         let matched = policy.matcher.match_rule(rule, client.key(), cost, &mut scratch);
         let matched = matched.ok_or(RuleError::NoRule)?;
@@ -95,7 +97,7 @@ impl<S: Store + 'static> Limiter<S> {
             .iter()
             .map(|check| Refund { key: check.key, limit: check.limit, cost: check.cost, charged })
             .collect();
-        Ok(self.store().refund(&refunds, now).await?)
+        Ok(self.shared.refund_charge(&refunds, now).await?)
     }
 
     /// Resets the counter of a client under a rule, and ends its lock-out.

@@ -2,6 +2,7 @@
 
 mod parallel;
 mod reservations;
+mod rules;
 mod rulings;
 mod shared_permits;
 mod stores;

@@ -38,8 +38,9 @@ pub(super) async fn refund<S: Store + 'static>(
     let client = rule_client(policy, &rule, client.as_ref())?;
     let charged = charged_at.map_or(Ok(now), charge_time)?;
     let check = RuleCheck { rule: &rule, client: &client, cost: checked_cost(cost)? };
-    limiter.refund_rule(policy, check, charged, now).await.map_err(|error| failed(&error, &rule))?;
-    Ok(done("{\"refunded\":true}\n"))
+    let refunded = limiter.refund_rule(policy, check, charged, now).await;
+    let is_refunded = refunded.map_err(|error| failed(&error, &rule))?;
+    Ok(done(if is_refunded { "{\"refunded\":true}\n" } else { "{\"refunded\":false}\n" }))
 }
 
 /// The time of Unix seconds with a fraction.
@@ -128,12 +129,15 @@ pub(super) async fn commit<S: Store + 'static>(
     // Removed before the store is asked: a reservation is committed at most once, also if the store fails.
     let reservations = &call.worker.http.reservations;
     let open = reservations.take(id, call.worker.now()).ok_or(HttpError::NoReservation)?;
-    if let Some(charge) = open.charge {
-        let committed = call.worker.limiter.commit_rule(charge, cost).await;
-        committed.map_err(|_| HttpError::StoreUnavailable)?;
-    }
+    let is_refunded = match open.charge {
+        Some(charge) => {
+            let committed = call.worker.limiter.commit_rule(charge, cost).await;
+            committed.map_err(|_| HttpError::StoreUnavailable)?
+        }
+        None => true,
+    };
     let mut json = br#"{"committed":true,"rule":"#.to_vec();
     put_text(&mut json, &open.rule);
-    put(&mut json, "}\n");
+    put(&mut json, if is_refunded { "}\n" } else { ",\"refunded\":false}\n" });
     Ok(json_response(json, RateLimitHeaders::default(), None))
 }

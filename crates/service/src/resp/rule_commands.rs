@@ -211,7 +211,7 @@ pub(super) async fn refund<S: Store + 'static>(
         let charged = unsigned(arguments, parsed.end, "charged_at")?.map_or(now, Timestamp::from_micros);
         Ok(worker.limiter.refund_rule(&policy.active, parsed.check(), charged, now).await?)
     };
-    write_result(refunded.await, replies);
+    write_result(refunded.await.map(|is_refunded| if is_refunded { "OK" } else { "UNCHANGED" }), replies);
 }
 
 /// `TIDEGATE.RESET rule client…`
@@ -225,12 +225,12 @@ pub(super) async fn reset<S: Store + 'static>(
         let parsed = RuleArguments::parse(arguments, policy, 0)?;
         Ok(worker.limiter.reset_rule(&policy.active, (parsed.rule, parsed.client.key())).await?)
     };
-    write_result(reset.await, replies);
+    write_result(reset.await.map(|()| "OK"), replies);
 }
 
-fn write_result(result: Result<(), RuleCommandError>, replies: &mut ReplyWriter<'_>) {
+fn write_result(result: Result<&'static str, RuleCommandError>, replies: &mut ReplyWriter<'_>) {
     match result {
-        Ok(()) => replies.status("OK"),
+        Ok(status) => replies.status(status),
         Err(error) => replies.error(error.to_string()),
     }
 }
