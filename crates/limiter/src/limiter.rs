@@ -11,6 +11,7 @@ use tidegate_policy::{
 };
 use tidegate_store::{Clock, Penalties, Permits, RetainedLimits, RuleSettings, Store, StoreError};
 
+use crate::activation::{ActivationListener, ActivationListeners};
 use crate::ban_list::BanList;
 use crate::concurrency::{self, AcquiredPermits, SharedRefusal};
 use crate::lockout::{self, LockOuts};
@@ -27,8 +28,9 @@ const CONCURRENCY_RETRY: TimeSpan = TimeSpan::from_secs(1);
 pub struct Limiter<S> {
     pub(crate) shared: Arc<SharedStore<S>>,
     policy: ArcSwap<ActivePolicy>,
-    /// The limits of the active policy, registered with the store.
+    /// The limits of the active policy, registered with the store. Locked while a policy is activated.
     retained: Mutex<RetainedLimits>,
+    activations: ActivationListeners,
     bans: BanList,
     penalties: Arc<Penalties>,
     permits: Arc<Permits>,
@@ -93,6 +95,7 @@ impl<S: Store + 'static> Limiter<S> {
             shared: Arc::new(SharedStore { store, clock }),
             policy: ArcSwap::from_pointee(active),
             retained: Mutex::new(retained),
+            activations: ActivationListeners::default(),
             bans: BanList::default(),
             penalties: Arc::default(),
             permits: Arc::default(),
@@ -115,8 +118,17 @@ impl<S: Store + 'static> Limiter<S> {
         let mut current = self.retained.lock().unwrap_or_else(PoisonError::into_inner);
         // Before the first decision of the new policy.
         self.store().apply_settings(&rule_settings(&policy));
+        self.activations.call(&policy);
         self.policy.store(policy);
         *current = retained;
+    }
+
+    /// Calls `listener` with the active policy, and from now on with every other policy before it becomes active. The listener
+    /// misses none, but must not activate one.
+    pub fn on_activation(&self, listener: ActivationListener) {
+        let _activating = self.retained.lock().unwrap_or_else(PoisonError::into_inner);
+        listener(&self.policy.load());
+        self.activations.add(listener);
     }
 
     /// The store.

@@ -7,7 +7,7 @@ use tidegate_limiter::{RuleCheck, RuleReservation, Ruling};
 use tidegate_policy::{Ban, Bans, ClientName, RuleClient, Scratch, Subject};
 use tidegate_store::MemoryStore;
 
-use crate::{Bench, START, describe};
+use crate::{Bench, START, active, describe};
 
 fn bans(subjects: &[&str]) -> Bans {
     let ban = |subject: &&str| Ban {
@@ -187,4 +187,19 @@ async fn refund_part_of_a_leaky_charge_says_that_nothing_was_refunded() {
     assert!(refund(10).await, "all");
     assert_eq!(bench.delay("user:bob").await, TimeSpan::ZERO);
     assert!(!refund(10).await, "it is given back once");
+}
+
+#[tokio::test]
+async fn on_activation_listener_is_called_with_every_policy() {
+    let bench = Bench::new("rate_limits: { default: { requests: 1, window: 1h } }");
+    let seen = Arc::new(Mutex::new(Vec::new()));
+    let sink = Arc::clone(&seen);
+    bench.limiter.on_activation(Box::new(move |policy| {
+        sink.lock().unwrap().push(policy.matcher.plan().rate_limits.default.as_ref().unwrap().requests);
+    }));
+    for requests in [2, 3] {
+        let policy = format!("rate_limits: {{ default: {{ requests: {requests}, window: 1h }} }}");
+        bench.limiter.activate(bench.limiter.prepare(active(&policy)).unwrap());
+    }
+    assert_eq!(*seen.lock().unwrap(), [1, 2, 3]);
 }
