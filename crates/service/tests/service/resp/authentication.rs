@@ -95,6 +95,25 @@ fn worker_that_was_idle_while_the_token_changed_does_not_accept_the_first_one() 
     assert!(http_check(&service).starts_with("HTTP/1.1 401"));
 }
 
+#[test]
+fn open_connections_are_counted_until_they_are_closed() {
+    let service = start();
+    let open = || {
+        let metrics = service.metrics();
+        assert!(!metrics.contains("tidegate_responses_total{code=\"2xx\",protocol=\"resp\"}"), "no statuses");
+        let sample = "tidegate_connections_open{protocol=\"resp\"} ";
+        metrics.lines().find_map(|line| line.strip_prefix(sample)?.parse::<u64>().ok()).unwrap()
+    };
+    assert_eq!(open(), 0);
+    let mut clients: Vec<_> = (0..3).map(|_| RespClient::connect(&service)).collect();
+    for client in &mut clients {
+        client.call("PING");
+    }
+    assert_eq!(open(), 3);
+    drop(clients);
+    tidegate_testkit::wait::eventually_blocking("the connections are closed", || open() == 0);
+}
+
 fn http_check(service: &TestService) -> String {
     use std::io::{Read, Write};
     let mut stream = std::net::TcpStream::connect(service.address(Protocol::Http)).unwrap();
