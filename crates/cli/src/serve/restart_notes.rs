@@ -50,16 +50,15 @@ fn listener_note(
         }
         (Some(started), Some(new)) => (started, new),
     };
-    let changes = [
+    let settings = [
         ("address", started.address != new.address),
         ("use of TLS", started.tls.is_some() != new.tls.is_some()),
         ("client authorities", started.client_ca != new.client_ca),
     ];
     let changed: Vec<_> =
-        changes.into_iter().filter(|(_, is_changed)| *is_changed).map(|(name, _)| name).collect();
-    (!changed.is_empty()).then(|| {
-        format!("changes of `service.{key}` take effect after a restart: its {}", changed.join(" and "))
-    })
+        settings.into_iter().filter(|(_, differs)| *differs).map(|(name, _)| name).collect();
+    let list = changed.join(" and ");
+    (!list.is_empty()).then(|| format!("changes of `service.{key}` take effect after a restart: its {list}"))
 }
 
 #[cfg(test)]
