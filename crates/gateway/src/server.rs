@@ -13,7 +13,7 @@ use tidegate_limiter::Limiter;
 use tidegate_listener::{ConnectionLimiter, Listener};
 use tidegate_policy::ActivePolicy;
 use tidegate_store::{Store, StoreError};
-use tidegate_telemetry::{Exposition, MetricKind, MetricsReader};
+use tidegate_telemetry::{Exposition, MetricsReader};
 use tokio::net::TcpListener;
 use tokio::runtime::{Builder, LocalOptions};
 use tokio::sync::watch;
@@ -109,7 +109,7 @@ impl<S: Store + 'static> Gateway<S> {
     pub fn metrics(&self, reader: MetricsReader) -> Exposition {
         let mut page = self.shared.telemetry.exposition(reader, self.shared.limiter.clock().now());
         let open = self.connections();
-        page.single("tidegate_connections_open", MetricKind::Gauge, "Open client connections.", open);
+        self.shared.telemetry.metrics().write_open_connections(&mut page, open);
         self.snapshot.load().write_metrics(&mut page);
         upstream_metrics::write(&mut page, &self.upstream_status(), &self.route_status());
         page

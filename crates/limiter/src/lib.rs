@@ -42,6 +42,7 @@
 
 #![forbid(unsafe_code)]
 
+mod activation;
 mod ban_list;
 mod concurrency;
 mod limiter;
@@ -52,6 +53,7 @@ mod reservation;
 mod rule_operations;
 mod ruling;
 
+pub use activation::ActivationListener;
 pub use limiter::{Limiter, PreparedPolicy, RuleCheck};
 pub use refund::RefundGuard;
 pub use report::{ReportedLimits, RulingReport};

@@ -6,10 +6,12 @@ use arc_swap::ArcSwap;
 use tidegate_core::{Check, Cost, CounterKey, Decision, Limit, TimeSpan, Timestamp, Verdict};
 use tidegate_headers::RejectionReason;
 use tidegate_policy::{
-    ActivePolicy, Admission, Bans, Exemption, Facts, MatchedRequest, RuleSharing, RuntimeData, Scratch,
+    ActivePolicy, Admission, Bans, Exclusion, Exemption, Facts, MatchedRequest, RuleClient, RuleSharing,
+    RuntimeData, Scratch,
 };
 use tidegate_store::{Clock, Penalties, Permits, RetainedLimits, RuleSettings, Store, StoreError};
 
+use crate::activation::{ActivationListener, ActivationListeners};
 use crate::ban_list::BanList;
 use crate::concurrency::{self, AcquiredPermits, SharedRefusal};
 use crate::lockout::{self, LockOuts};
@@ -26,8 +28,9 @@ const CONCURRENCY_RETRY: TimeSpan = TimeSpan::from_secs(1);
 pub struct Limiter<S> {
     pub(crate) shared: Arc<SharedStore<S>>,
     policy: ArcSwap<ActivePolicy>,
-    /// The limits of the active policy, registered with the store.
+    /// The limits of the active policy, registered with the store. Locked while a policy is activated.
     retained: Mutex<RetainedLimits>,
+    activations: ActivationListeners,
     bans: BanList,
     penalties: Arc<Penalties>,
     permits: Arc<Permits>,
@@ -45,17 +48,27 @@ pub(crate) struct SharedStore<S> {
 pub struct RuleCheck<'c> {
     /// The name of the rule.
     pub rule: &'c str,
-    /// The client, as the counters of the rule know it. Not used by rules that count all clients together.
-    pub client: &'c [u8],
+    /// The client. Rules that count all clients together use it only for bans and exemptions.
+    pub client: &'c RuleClient,
     /// The cost.
     pub cost: Cost,
 }
 
 /// Why no limits are checked.
-enum SkipReason {
+pub(crate) enum SkipReason {
     Banned,
     Exempt(Exemption),
     NoRule,
+}
+
+impl From<SkipReason> for Ruling<'_> {
+    fn from(reason: SkipReason) -> Self {
+        match reason {
+            SkipReason::Banned => Self::Banned,
+            SkipReason::Exempt(why) => Self::Exempt(why),
+            SkipReason::NoRule => Self::NoRule,
+        }
+    }
 }
 
 /// A policy whose limits the store can count. [`Limiter::activate`] applies it.
@@ -82,6 +95,7 @@ impl<S: Store + 'static> Limiter<S> {
             shared: Arc::new(SharedStore { store, clock }),
             policy: ArcSwap::from_pointee(active),
             retained: Mutex::new(retained),
+            activations: ActivationListeners::default(),
             bans: BanList::default(),
             penalties: Arc::default(),
             permits: Arc::default(),
@@ -104,8 +118,17 @@ impl<S: Store + 'static> Limiter<S> {
         let mut current = self.retained.lock().unwrap_or_else(PoisonError::into_inner);
         // Before the first decision of the new policy.
         self.store().apply_settings(&rule_settings(&policy));
+        self.activations.call(&policy);
         self.policy.store(policy);
         *current = retained;
+    }
+
+    /// Calls `listener` with the active policy, and from now on with every other policy before it becomes active. The listener
+    /// misses none, but must not activate one.
+    pub fn on_activation(&self, listener: ActivationListener) {
+        let _activating = self.retained.lock().unwrap_or_else(PoisonError::into_inner);
+        listener(&self.policy.load());
+        self.activations.add(listener);
     }
 
     /// The store.
@@ -161,18 +184,37 @@ impl<S: Store + 'static> Limiter<S> {
         })
     }
 
-    /// Checks one rule for a client that the caller has identified. Bans and the other rules of the policy are not checked.
-    /// [`Ruling::NoRule`] if the policy has no such rule.
+    /// Checks one rule for a client that the caller has identified. The other rules of the policy are not checked. Bans and
+    /// exemptions apply as far as they concern the identities of the client. [`Ruling::NoRule`] if the policy has no such
+    /// rule.
     pub fn check_rule<'a>(
+        &self,
+        policy: &'a ActivePolicy,
+        check: RuleCheck<'_>,
+        scratch: &'a mut Scratch,
+        now: Timestamp,
+    ) -> impl Future<Output = Ruling<'a>> + Send {
+        self.decide(policy, now, move || self.match_rule(policy, check, scratch, now))
+    }
+
+    /// The check of a rule, unless its client is banned or exempt.
+    pub(crate) fn match_rule<'a>(
         &self,
         policy: &'a ActivePolicy,
         RuleCheck { rule, client, cost }: RuleCheck<'_>,
         scratch: &'a mut Scratch,
         now: Timestamp,
-    ) -> impl Future<Output = Ruling<'a>> + Send {
-        self.decide(policy, now, move || {
-            policy.matcher.match_rule(rule, client, cost, scratch).ok_or(SkipReason::NoRule)
-        })
+    ) -> Result<MatchedRequest<'a>, SkipReason> {
+        let matched = policy.matcher.match_rule(rule, client.key(), cost, scratch);
+        let matched = matched.ok_or(SkipReason::NoRule)?;
+        let bans = self.bans.any();
+        let bans = bans.as_deref().map(|bans| &**bans);
+        let runtime = RuntimeData { directory: policy.directory.as_deref(), bans };
+        match policy.matcher.exclusion(client, runtime, now) {
+            None => Ok(matched),
+            Some(Exclusion::Banned(_)) => Err(SkipReason::Banned),
+            Some(Exclusion::Exempt(why)) => Err(SkipReason::Exempt(why)),
+        }
     }
 
     /// Checks a limit that the caller supplies. The rule of `key` must not be one of the policy.
@@ -200,9 +242,7 @@ impl<S: Store + 'static> Limiter<S> {
     ) -> Ruling<'a> {
         let matched = match find() {
             Ok(matched) => matched,
-            Err(SkipReason::Banned) => return Ruling::Banned,
-            Err(SkipReason::Exempt(why)) => return Ruling::Exempt(why),
-            Err(SkipReason::NoRule) => return Ruling::NoRule,
+            Err(reason) => return reason.into(),
         };
         // A client that is locked out is not charged: its limits would be used up after the lock-out.
         if policy.matcher.has_penalties() {

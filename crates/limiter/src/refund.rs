@@ -2,11 +2,36 @@
 
 use std::sync::Arc;
 
-use tidegate_core::{Cost, CounterKey, Limit, Refund, RuleId, Timestamp};
-use tidegate_store::Store;
+use tidegate_core::{Algorithm, Check, Cost, CounterKey, Decision, Limit, Refund, RuleId, Timestamp};
+use tidegate_store::{Store, StoreError};
 
 use crate::limiter::SharedStore;
 use crate::report::RulingReport;
+
+impl<S: Store> SharedStore<S> {
+    /// Refunds units of one charge. Returns false if its counter is a leaky bucket that gave nothing back. All other
+    /// algorithms give back what they still contain, and are not asked.
+    pub(crate) async fn refund_charge(
+        &self,
+        refunds: &[Refund<'_>],
+        now: Timestamp,
+    ) -> Result<bool, StoreError> {
+        let leaky = refunds.first().filter(|refund| refund.limit.algorithm() == Algorithm::LeakyBucket);
+        let Some(Refund { key, limit, .. }) = leaky else {
+            return self.store.refund(refunds, now).await.map(|()| true);
+        };
+        let peek = [Check::new(*key, limit).cost(Cost::ZERO)];
+        let before = empty_at(&self.store.peek(&peek, now).await?);
+        self.store.refund(refunds, now).await?;
+        // Other requests can only move it further away.
+        Ok(empty_at(&self.store.peek(&peek, now).await?) < before)
+    }
+}
+
+/// When the counter of the only check is unused.
+fn empty_at(decision: &Decision) -> Option<Timestamp> {
+    decision.outcomes.first().map(|outcome| decision.at + outcome.reset_after)
+}
 
 /// Refunds the charge of a request on drop: while the request is delayed, and if it is not served for a reason that is not
 /// the client's.

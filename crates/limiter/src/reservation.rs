@@ -9,8 +9,10 @@ use std::sync::Arc;
 
 use http::HeaderMap;
 use http::header::HeaderName;
-use smallvec::SmallVec;
-use tidegate_core::{Check, Cost, CounterKey, Decision, Limit, Refund, Role, RuleId, Timestamp};
+use smallvec::{SmallVec, smallvec};
+use tidegate_core::{
+    AlgorithmKind, Check, Cost, CounterKey, Decision, Limit, Refund, Role, RuleId, TimeSpan, Timestamp,
+};
 use tidegate_policy::{MatchedRequest, Reservation, Settlement, StatusSet};
 use tidegate_store::{Store, StoreError};
 
@@ -129,14 +131,35 @@ impl RuleReservation {
     /// Sets the final cost of the request. If the store fails, the charge stays.
     async fn commit<S: Store>(&self, shared: &SharedStore<S>, cost: Cost) -> Result<(), StoreError> {
         match cost.cmp(&self.cost) {
-            Ordering::Less => {
-                let cost = Cost::new(self.cost.get() - cost.get());
-                let refund = Refund { key: self.key(), limit: &self.limit, cost, charged: self.charged };
-                shared.store.refund(&[refund], shared.clock.now()).await
-            }
+            Ordering::Less => shared.store.refund(&self.refunds(cost), shared.clock.now()).await,
             Ordering::Equal => Ok(()),
             Ordering::Greater => self.charge(shared, cost.get() - self.cost.get()).await,
         }
+    }
+
+    /// What to refund so that only `kept` stays charged.
+    ///
+    /// A leaky bucket gives back only its last departure. So the units to refund are described as a departure of their own,
+    /// when those that are kept have drained. If that takes a fraction of a tick, it is one of two ticks. The first is tried
+    /// first: after its refund the second cannot be the last departure. If units are at least two ticks apart, neither can be
+    /// that of another request.
+    fn refunds(&self, kept: Cost) -> SmallVec<[Refund<'_>; 2]> {
+        let cost = Cost::new(self.cost.get().saturating_sub(kept.get()));
+        let refund = |charged| Refund { key: self.key(), limit: &self.limit, cost, charged };
+        let AlgorithmKind::LeakyBucket(bucket) = self.limit.kind() else {
+            return smallvec![refund(self.charged)];
+        };
+        let rate = bucket.rate();
+        let (unit, drain) = (rate.unit().get(), rate.drain().get());
+        let subunits = kept.get().saturating_mul(unit);
+        let departure = |ticks: u64| {
+            refund(self.charged + TimeSpan::from_micros(ticks.saturating_mul(rate.tick().micros())))
+        };
+        let mut refunds = smallvec![departure(subunits / drain)];
+        if !subunits.is_multiple_of(drain) && unit >= drain.saturating_mul(2) {
+            refunds.push(departure(subunits / drain + 1));
+        }
+        refunds
     }
 
     /// Charges `units` more, even into debt.
@@ -179,10 +202,16 @@ impl<S: Store + 'static> Limiter<S> {
     }
 
     /// Sets the final cost of a reservation, even if the returned future is dropped: less refunds the rest, more charges the
-    /// difference, even into debt. If the store fails, the charge stays.
-    pub async fn commit_rule(&self, reservation: RuleReservation, cost: Cost) -> Result<(), StoreError> {
+    /// difference, even into debt. If the store fails, the charge stays. Returns false if the rest should be refunded, and the
+    /// rule has a leaky bucket that gave nothing back: it does so only while no later request waits.
+    pub async fn commit_rule(&self, reservation: RuleReservation, cost: Cost) -> Result<bool, StoreError> {
         let shared = Arc::clone(&self.shared);
-        let settling = tokio::spawn(async move { reservation.commit(&shared, cost).await });
+        let settling = tokio::spawn(async move {
+            if cost < reservation.cost {
+                return shared.refund_charge(&reservation.refunds(cost), shared.clock.now()).await;
+            }
+            reservation.commit(&shared, cost).await.map(|()| true)
+        });
         // A task that was not run to its end has not settled anything.
         settling.await.unwrap_or_else(|aborted| Err(StoreError::Unavailable(Box::new(aborted))))
     }

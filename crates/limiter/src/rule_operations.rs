@@ -1,7 +1,7 @@
 //! Operations on one rule for a client that the caller has identified, and checks of limits that the caller supplies.
 
 use thiserror::Error;
-use tidegate_core::{Check, Cost, Decision, Refund, Timestamp, Verdict};
+use tidegate_core::{Check, Cost, CounterKey, Decision, Refund, Timestamp, Verdict};
 use tidegate_policy::{ActivePolicy, Admission, Facts, MatchedRequest, RuntimeData, Scratch};
 use tidegate_store::{Store, StoreError};
 
@@ -48,13 +48,13 @@ impl<S: Store + 'static> Limiter<S> {
     pub async fn preview_rule<'a>(
         &self,
         policy: &'a ActivePolicy,
-        RuleCheck { rule, client, cost }: RuleCheck<'_>,
+        check: RuleCheck<'_>,
         scratch: &'a mut Scratch,
         now: Timestamp,
     ) -> Ruling<'a> {
-        match policy.matcher.match_rule(rule, client, cost, scratch) {
-            Some(matched) => self.preview_matched(&matched, now).await,
-            None => Ruling::NoRule,
+        match self.match_rule(policy, check, scratch, now) {
+            Ok(matched) => self.preview_matched(&matched, now).await,
+            Err(reason) => reason.into(),
         }
     }
 
@@ -79,25 +79,28 @@ impl<S: Store + 'static> Limiter<S> {
         }
     }
 
-    /// Refunds units of a rule that were charged at `charged`. What its counter no longer contains is not refunded.
+    /// Refunds units of a rule that were charged at `charged`. What its counter no longer contains is not refunded. Returns
+    /// false if the rule has a leaky bucket that gave nothing back: it gives back only a whole charge, and only while no later
+    /// request waits.
     pub async fn refund_rule(
         &self,
         policy: &ActivePolicy,
         RuleCheck { rule, client, cost }: RuleCheck<'_>,
         charged: Timestamp,
         now: Timestamp,
-    ) -> Result<(), RuleError> {
+    ) -> Result<bool, RuleError> {
         let mut scratch = Scratch::default();
-        let matched = policy.matcher.match_rule(rule, client, cost, &mut scratch).ok_or(RuleError::NoRule)?;
+        let matched = policy.matcher.match_rule(rule, client.key(), cost, &mut scratch);
+        let matched = matched.ok_or(RuleError::NoRule)?;
         let refunds: Vec<_> = matched
             .checks()
             .iter()
             .map(|check| Refund { key: check.key, limit: check.limit, cost: check.cost, charged })
             .collect();
-        Ok(self.store().refund(&refunds, now).await?)
+        Ok(self.shared.refund_charge(&refunds, now).await?)
     }
 
-    /// Resets the counter of a client under a rule.
+    /// Resets the counter of a client under a rule, and ends its lock-out.
     pub async fn reset_rule(
         &self,
         policy: &ActivePolicy,
@@ -106,8 +109,15 @@ impl<S: Store + 'static> Limiter<S> {
         let (mut scratch, cost) = (Scratch::default(), Cost::ONE);
         let matched = policy.matcher.match_rule(rule, client, cost, &mut scratch).ok_or(RuleError::NoRule)?;
         for check in matched.checks() {
-            self.store().reset(check.key).await?;
+            self.reset(check.key).await?;
         }
+        Ok(())
+    }
+
+    /// Resets a counter, and removes the violations and the lock-out of its client under the rule.
+    pub async fn reset(&self, key: CounterKey<'_>) -> Result<(), StoreError> {
+        self.store().reset(key).await?;
+        self.penalties().lift(key);
         Ok(())
     }
 

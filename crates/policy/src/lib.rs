@@ -60,11 +60,12 @@ pub use host::{normalize_host, split_port};
 pub use identity::{
     Addresses, ClaimSource, Claims, ClientKind, ClientName, ClientNameError, CookieName, CookieNameError,
     Fingerprint, FingerprintError, ForwardingHeader, HeaderError, HeaderRules, Identities, Identity,
-    IdentityError, IdentitySource, IdentitySpec, KeysError, PrefixError, TokenError, TrustedChain, Verifier,
+    IdentityError, IdentitySource, IdentitySpec, KeysError, PrefixError, RuleClient, TokenError,
+    TrustedChain, Verifier,
 };
 pub use language::{reference, schema};
 pub use matcher::{
-    ActivePolicy, Admission, AppliedRules, BanSource, CheckResult, ConcurrencyCheck, Exemption,
+    ActivePolicy, Admission, AppliedRules, BanSource, CheckResult, ConcurrencyCheck, Exclusion, Exemption,
     MatchedRequest, Matcher, Reservation, RuntimeData, Scratch, Settlement, Target,
 };
 pub use path::{PathError, normalize};

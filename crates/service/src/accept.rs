@@ -61,11 +61,24 @@ impl ServiceAcceptor {
             let permit = self.limiter.acquire(peer.ip());
             worker.recorder(self.protocol).count_connection(permit.is_some());
             let Some(permit) = permit else { continue };
+            let counted = CountedConnection { worker: Rc::clone(&worker), protocol: self.protocol };
             let connection =
                 ServiceConnection { io: stream, peer, worker: Rc::clone(&worker), stop: stop.clone() };
-            let serving = serve(self.protocol, self.tls.clone(), connection, permit);
+            let serving = serve(self.protocol, self.tls.clone(), connection, (permit, counted));
             tokio::task::spawn_local(open.track_future(serving));
         }
+    }
+}
+
+/// An open connection in the metrics. Drop counts it as closed, however it ends.
+struct CountedConnection<S: Store + 'static> {
+    worker: Rc<ServiceWorker<S>>,
+    protocol: Protocol,
+}
+
+impl<S: Store + 'static> Drop for CountedConnection<S> {
+    fn drop(&mut self) {
+        self.worker.recorder(self.protocol).count_closed_connection();
     }
 }
 
@@ -73,7 +86,7 @@ async fn serve<S: Store + 'static>(
     protocol: Protocol,
     tls: Option<TlsAcceptor>,
     connection: ServiceConnection<S, TcpStream>,
-    _permit: ConnectionPermit,
+    _open: (ConnectionPermit, CountedConnection<S>),
 ) {
     // Answers are small: waiting to fill a packet would delay them.
     let _ = connection.io.set_nodelay(true);

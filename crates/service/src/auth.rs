@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use arc_swap::ArcSwap;
 use tidegate_policy::{Secret, ServicePlan};
 use tidegate_telemetry::Protocol;
 
@@ -12,6 +13,24 @@ pub(crate) struct ListenerTokens {
     grpc: Option<Arc<Secret>>,
     http: Option<Arc<Secret>>,
     resp: Option<Arc<Secret>>,
+}
+
+/// The tokens that all workers require now. It is changed when a policy is activated, not when a worker first uses the policy: a
+/// worker may be idle while a token is replaced, and must not accept the old one after the new one is removed.
+#[derive(Debug, Default)]
+pub(crate) struct TokenRegister(ArcSwap<ListenerTokens>);
+
+impl TokenRegister {
+    /// Changes the tokens to those after a change to `plan`. Only one policy is activated at a time.
+    pub(crate) fn apply(&self, plan: &ServicePlan) {
+        let tokens = self.0.load().after(plan);
+        self.0.store(Arc::new(tokens));
+    }
+
+    /// The tokens that are required now.
+    pub(crate) fn current(&self) -> Arc<ListenerTokens> {
+        self.0.load_full()
+    }
 }
 
 impl ListenerTokens {

@@ -4,7 +4,7 @@ use std::borrow::Cow;
 
 use smallvec::SmallVec;
 use thiserror::Error;
-use tidegate_policy::{ActivePolicy, ClientKind, ClientName, ClientNameError, CounterScope};
+use tidegate_policy::{ActivePolicy, ClientKind, ClientName, ClientNameError, CounterScope, RuleClient};
 
 /// The longest name of a client, in bytes.
 pub(crate) const MAX_CLIENT: usize = 1 << 10;
@@ -42,25 +42,30 @@ pub(crate) fn identity_count(policy: &ActivePolicy, rule: &str) -> usize {
     }
 }
 
-/// The key under which `rule` counts the client with these identities. They are ignored if the rule counts all clients
-/// together.
+/// The client with these identities, as `rule` counts it. A rule that counts all clients together needs none; what is stated
+/// nevertheless is used for bans and exemptions, and ignored if it names no client.
 pub(crate) fn rule_client(
     policy: &ActivePolicy,
     rule: &str,
     stated: &[StatedIdentity<'_>],
-) -> Result<Vec<u8>, RuleClientError> {
+) -> Result<RuleClient, RuleClientError> {
     let scope = policy.matcher.rule_scope(rule).ok_or(RuleClientError::NoRule)?;
-    if *scope == CounterScope::Everybody {
-        return Ok(Vec::new());
-    }
     if stated.iter().map(|(_, value)| value.len()).sum::<usize>() > MAX_CLIENT {
         return Err(RuleClientError::TooLong);
     }
     let named = stated.iter().map(|&(kind, value)| Ok((ClientKind::parse(kind)?, value)));
-    let named = named.collect::<Result<NamedIdentities<'_>, ClientNameError>>()?;
-    let name = ClientName::of_identities(in_order(scope, named)?)?;
+    let named = named.collect::<Result<NamedIdentities<'_>, ClientNameError>>();
+    let name = named.map_err(RuleClientError::Name).and_then(|named| {
+        let named = in_order(scope, named)?;
+        Ok(ClientName::of_identities(named)?)
+    });
+    let name = match name {
+        Err(_) if *scope == CounterScope::Everybody => return Ok(RuleClient::default()),
+        name => name?,
+    };
     // Only a name with a hash has no key; such a name cannot be made here.
-    name.key(&policy.matcher.plan().identities).ok_or(RuleClientError::Name(ClientNameError::NoKind))
+    let client = RuleClient::new(&name, &policy.matcher.plan().identities);
+    client.ok_or(RuleClientError::Name(ClientNameError::NoKind))
 }
 
 /// The identities in the order in which the rule counts them. All of them must be named, once, and no others: a counter of
@@ -83,9 +88,10 @@ fn in_order<'m>(
             [(kind, _)] if kinds.contains(kind) => Ok(named),
             _ => wrong(format!("the rule counts {scope}; name one of these identities in `client`")),
         },
-        CounterScope::Client | CounterScope::Everybody => match named.as_slice() {
+        CounterScope::Client => match named.as_slice() {
             [_] => Ok(named),
             _ => wrong("the rule counts each client by one identity; name one in `client`".to_owned()),
         },
+        CounterScope::Everybody => Ok(named),
     }
 }

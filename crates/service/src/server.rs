@@ -20,7 +20,7 @@ use tokio_rustls::TlsAcceptor;
 use tokio_util::task::TaskTracker;
 
 use crate::accept::ServiceAcceptor;
-use crate::auth::ListenerTokens;
+use crate::auth::TokenRegister;
 use crate::grpc::{self, EnvoyHandle};
 use crate::http::HttpState;
 use crate::reservations::ReservationTable;
@@ -37,8 +37,7 @@ pub struct Service<S> {
     connections: Arc<ConnectionLimiter>,
     reservations: Arc<ReservationTable>,
     envoy: Arc<EnvoyHandle>,
-    /// The tokens of the policy with which the service was made.
-    tokens: ListenerTokens,
+    tokens: Arc<TokenRegister>,
 }
 
 /// A listener and the protocol that it serves.
@@ -77,7 +76,9 @@ impl<S: Store + 'static> Service<S> {
     /// A service that answers with the decisions of `limiter`.
     pub fn new(limiter: Arc<Limiter<S>>, telemetry: Telemetry) -> Self {
         let connections = ConnectionLimiter::new(MAX_CONNECTIONS, MAX_CONNECTIONS);
-        let tokens = ListenerTokens::default().after(&limiter.policy().matcher.plan().service);
+        let tokens = Arc::<TokenRegister>::default();
+        let register = Arc::clone(&tokens);
+        limiter.on_activation(Box::new(move |policy| register.apply(&policy.matcher.plan().service)));
         let (reservations, envoy) = (Arc::default(), Arc::default());
         Self { limiter, telemetry, connections, reservations, envoy, tokens }
     }
@@ -142,7 +143,7 @@ impl<S: Store + 'static> Service<S> {
         let (limiter, telemetry) = (Arc::clone(&self.limiter), self.telemetry.clone());
         let (connections, envoy, stop) =
             (Arc::clone(&self.connections), Arc::clone(&self.envoy), stop.clone());
-        let (reservations, tokens) = (Arc::clone(&self.reservations), self.tokens.clone());
+        let (reservations, tokens) = (Arc::clone(&self.reservations), Arc::clone(&self.tokens));
         let (starting, started) = std::sync::mpsc::sync_channel(1);
         let thread = std::thread::Builder::new().name(format!("service-{worker}"));
         let handle = thread.spawn(move || {
@@ -161,8 +162,9 @@ impl<S: Store + 'static> Service<S> {
                 };
                 // A closed channel means that the start failed elsewhere; `stop` ends this worker then.
                 let _ = starting.send(Ok(()));
-                let worker = ServiceWorker::new(limiter, telemetry, (HttpState::new(reservations), envoy));
-                run(Rc::new(worker.requiring(&tokens)), acceptors, stop, drain).await;
+                let shared = (HttpState::new(reservations), envoy);
+                let worker = ServiceWorker::new(limiter, telemetry, shared).requiring(tokens);
+                run(Rc::new(worker), acceptors, stop, drain).await;
             });
         });
         let handle = handle.map_err(|source| ServiceStartError::Thread { worker, source })?;

@@ -10,7 +10,7 @@ use tidegate_policy::ActivePolicy;
 use tidegate_store::Store;
 use tidegate_telemetry::{Protocol, Recorder, RuleSlots, Telemetry};
 
-use crate::auth::ListenerTokens;
+use crate::auth::{ListenerTokens, TokenRegister};
 use crate::grpc::{EnvoyHandle, GrpcState, ServedEnvoyLimits};
 use crate::http::HttpState;
 use crate::resp::RespState;
@@ -22,6 +22,7 @@ pub(crate) struct ServiceWorker<S> {
     telemetry: Telemetry,
     recorders: [Recorder; 3],
     policy: RefCell<Rc<ServedPolicy>>,
+    tokens: Arc<TokenRegister>,
     /// What the connections of the gRPC protocol share.
     pub(crate) grpc: GrpcState,
     /// What the connections of the HTTP protocol share.
@@ -35,8 +36,8 @@ pub(crate) struct ServiceWorker<S> {
 pub(crate) struct ServedPolicy {
     pub(crate) active: Arc<ActivePolicy>,
     pub(crate) counted: RuleSlots,
-    /// The tokens of the listeners, which may be older than the policy.
-    pub(crate) tokens: ListenerTokens,
+    /// The tokens of the listeners. Some may be those of an earlier policy.
+    pub(crate) tokens: Arc<ListenerTokens>,
 }
 
 impl<S: Store + 'static> ServiceWorker<S> {
@@ -47,19 +48,17 @@ impl<S: Store + 'static> ServiceWorker<S> {
     ) -> Self {
         let recorder = |protocol| telemetry.recorder(protocol, Arc::clone(limiter.clock()));
         let recorders = [recorder(Protocol::Http), recorder(Protocol::Grpc), recorder(Protocol::Resp)];
-        let policy = RefCell::new(Rc::new(ServedPolicy::new(
-            limiter.policy(),
-            &telemetry,
-            &ListenerTokens::default(),
-        )));
+        let tokens = Arc::<TokenRegister>::default();
+        tokens.apply(&limiter.policy().matcher.plan().service);
+        let policy = RefCell::new(Rc::new(ServedPolicy::new(limiter.policy(), &telemetry, &tokens)));
         let (grpc, resp) = (GrpcState::new(envoy), RespState::default());
-        Self { limiter, telemetry, recorders, policy, grpc, http, resp }
+        Self { limiter, telemetry, recorders, policy, tokens, grpc, http, resp }
     }
 
-    /// Requires at least the tokens of the listeners when they were started: the policy may have changed since.
-    pub(crate) fn requiring(self, tokens: &ListenerTokens) -> Self {
-        let policy = ServedPolicy::new(self.limiter.policy(), &self.telemetry, tokens);
-        Self { policy: RefCell::new(Rc::new(policy)), ..self }
+    /// Requires the tokens of `register`, which all workers share.
+    pub(crate) fn requiring(self, register: Arc<TokenRegister>) -> Self {
+        let policy = ServedPolicy::new(self.limiter.policy(), &self.telemetry, &register);
+        Self { policy: RefCell::new(Rc::new(policy)), tokens: register, ..self }
     }
 
     /// The active policy. A request must use one policy from start to end.
@@ -67,7 +66,7 @@ impl<S: Store + 'static> ServiceWorker<S> {
         let active = self.limiter.policy();
         let mut served = self.policy.borrow_mut();
         if !Arc::ptr_eq(&active, &served.active) {
-            let policy = ServedPolicy::new(active, &self.telemetry, &served.tokens);
+            let policy = ServedPolicy::new(active, &self.telemetry, &self.tokens);
             *served = Rc::new(policy);
         }
         Rc::clone(&served)
@@ -100,9 +99,9 @@ impl<S: Store + 'static> ServiceWorker<S> {
 }
 
 impl ServedPolicy {
-    fn new(active: Arc<ActivePolicy>, telemetry: &Telemetry, tokens: &ListenerTokens) -> Self {
+    fn new(active: Arc<ActivePolicy>, telemetry: &Telemetry, tokens: &TokenRegister) -> Self {
         let counted = telemetry.metrics().apply(active.matcher.plan());
-        let tokens = tokens.after(&active.matcher.plan().service);
-        Self { active, counted, tokens }
+        // The register knows the tokens of a policy before the policy is active.
+        Self { active, counted, tokens: tokens.current() }
     }
 }

@@ -35,10 +35,15 @@ pub struct Penalties {
     unrecorded: AtomicU64,
     /// Called for each violation on this node.
     listener: OnceLock<ViolationListener>,
+    /// Called for each entry that is lifted on this node.
+    lift_listener: OnceLock<LiftListener>,
 }
 
 /// Called with the entry after a violation; it must not block. Violations during a lock-out are not reported.
 pub type ViolationListener = Box<dyn Fn(&PenaltyEntry) + Send + Sync>;
+
+/// Called with the key of a lifted entry; it must not block.
+pub type LiftListener = Box<dyn Fn(&PenaltyKey) + Send + Sync>;
 
 impl fmt::Debug for Penalties {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -126,6 +131,7 @@ impl Penalties {
             version: AtomicU64::new(0),
             unrecorded: AtomicU64::new(0),
             listener: OnceLock::new(),
+            lift_listener: OnceLock::new(),
         }
     }
 
@@ -133,6 +139,12 @@ impl Penalties {
     /// listener is used.
     pub fn on_violation(&self, listener: ViolationListener) {
         let _ = self.listener.set(listener);
+    }
+
+    /// Calls `listener` for each entry that is [lifted](Self::lift) on this node from now on, so that other nodes can lift it
+    /// too. Only the first listener is used.
+    pub fn on_lift(&self, listener: LiftListener) {
+        let _ = self.lift_listener.set(listener);
     }
 
     /// The remaining lock-out of `key`; `None` if it is not locked out.
@@ -228,6 +240,15 @@ impl Penalties {
             self.version.fetch_add(1, Ordering::AcqRel);
         }
         removed
+    }
+
+    /// Like [`remove`](Self::remove), on all nodes.
+    pub fn lift(&self, key: CounterKey<'_>) -> bool {
+        let is_removed = self.remove(key);
+        if is_removed && let Some(listener) = self.lift_listener.get() {
+            listener(&PenaltyKey::of(key));
+        }
+        is_removed
     }
 
     /// All clients that are locked out, the longest lock-out first.

@@ -111,6 +111,14 @@ impl Recorder {
             handle.record_connection(is_accepted);
         }
     }
+
+    /// Counts an accepted connection of the decision service that is closed now. The gateway counts its open connections
+    /// itself.
+    pub fn count_closed_connection(&self) {
+        if let Some(handle) = &self.handle {
+            handle.record_closed_connection();
+        }
+    }
 }
 
 /// The record of a request. Drop emits it, so aborted requests are recorded too.

@@ -7,7 +7,6 @@ use serde::{Deserialize, Serialize};
 use serde_json::json;
 use tidegate_core::CounterKey;
 use tidegate_policy::{ClientName, Plan, Rule};
-use tidegate_store::Store;
 
 use crate::backend::Backend;
 use crate::response::{self, ApiError, ApiResponse};
@@ -21,7 +20,7 @@ pub(super) struct ResetRequest {
     rule: Option<String>,
 }
 
-/// Resets the counters of a client, under one rule or all rules.
+/// Resets the counters of a client, under one rule or all rules, and ends its lock-outs under them.
 pub(super) async fn reset<R: Backend>(
     server: &AdminServer<R>,
     request: ResetRequest,
@@ -34,7 +33,7 @@ pub(super) async fn reset<R: Backend>(
     };
     let key = key(server, plan, &request.client)?;
     for rule in &rules {
-        let result = server.backend.limiter().store().reset(CounterKey::new(rule.id, &key)).await;
+        let result = server.backend.limiter().reset(CounterKey::new(rule.id, &key)).await;
         result.map_err(|error| ApiError::unavailable("store_unavailable", error.to_string()))?;
     }
     let names: Vec<_> = rules.iter().map(|rule| rule.name.as_str()).collect();

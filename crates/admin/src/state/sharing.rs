@@ -88,6 +88,10 @@ impl<R: Backend> AdminState<R> {
         exchange.publish(known);
         *self.sharing.lock().await = Some(sharing);
         drop(records);
+        let (lifted, clock) = (Arc::clone(exchange), Arc::clone(&self.clock));
+        penalties.on_lift(Box::new(move |key| {
+            lifted.publish(vec![encoding::penalty_removal(key, clock.now())]);
+        }));
         let (exchange, clock) = (Arc::clone(exchange), Arc::clone(&self.clock));
         penalties.on_violation(Box::new(move |entry| {
             let now = clock.now();

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use tidegate_core::Timestamp;
 use tidegate_listener::{CertificateResolver, Listener};
-use tidegate_policy::Plan;
+use tidegate_policy::{Plan, ServicePlan};
 use tidegate_telemetry::{Exposition, MetricKind};
 
 use super::listeners::{self, ListenerConfig, ListenerConfigError};
@@ -16,6 +16,8 @@ pub(crate) struct Certificates {
     listen_option: Option<String>,
     /// The addresses of the policy at the start, and whether each uses TLS. Changing them requires a restart.
     at_start: Vec<(String, bool)>,
+    /// The decision service at the start.
+    service_at_start: ServicePlan,
     entries: Vec<ListenerCertificate>,
 }
 
@@ -45,6 +47,7 @@ impl Certificates {
         Self {
             listen_option: listen_option.map(str::to_owned),
             at_start: addresses(plan),
+            service_at_start: plan.service.clone(),
             entries: entries.collect(),
         }
     }
@@ -77,6 +80,11 @@ impl Certificates {
     /// Whether the addresses of `plan`, or their use of TLS, differ from those at the start.
     pub(crate) fn needs_restart(&self, plan: &Plan) -> bool {
         addresses(plan) != self.at_start
+    }
+
+    /// The decision service at the start.
+    pub(crate) fn service_at_start(&self) -> &ServicePlan {
+        &self.service_at_start
     }
 
     /// Logs certificates that have expired or expire soon. Returns the messages.

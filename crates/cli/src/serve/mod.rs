@@ -9,6 +9,7 @@ mod file_watcher;
 mod listeners;
 mod logging;
 mod reload;
+mod restart_notes;
 mod rlimit;
 pub(crate) mod source;
 pub(crate) mod state;

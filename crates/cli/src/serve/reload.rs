@@ -7,7 +7,7 @@ use anyhow::Context;
 use tidegate_admin::{ReloadError, ReloadReport};
 use tidegate_core::Timestamp;
 use tidegate_gateway::Gateway;
-use tidegate_policy::{Plan, Problems, ServiceListenerPlan, diff};
+use tidegate_policy::{Problems, diff};
 use tidegate_service::Service;
 use tidegate_store::Clock;
 use tidegate_telemetry::details;
@@ -20,6 +20,7 @@ use super::envoy_config::{EnvoyConfig, relevant_warnings};
 use super::file_watcher::{FileStamp, FileWatcher};
 use super::listeners::ListenerConfigError;
 use super::logging::{Logging, log_warnings};
+use super::restart_notes::restart_notes;
 use super::source::{LoadError, LoadedPolicy, PolicySource};
 use super::store::SelectedStore;
 
@@ -143,29 +144,6 @@ pub(crate) fn problem_texts(problems: &Problems) -> Vec<String> {
     problems.iter().map(|problem| problem.to_string().trim_end().to_owned()).collect()
 }
 
-/// The changes that take effect only after a restart.
-fn restart_notes(old: &Plan, new: &Plan, certificates: &Certificates) -> Vec<String> {
-    let mut notes = Vec::new();
-    if certificates.needs_restart(new) {
-        notes.push("changed addresses in `listen` take effect after a restart".to_owned());
-    }
-    let addresses = |plan: &Plan| -> Vec<_> {
-        let of = |listener: &ServiceListenerPlan| {
-            (listener.address.clone(), listener.tls.is_some(), listener.client_ca.clone())
-        };
-        plan.service.listeners().map(|(key, listener)| (key, of(listener))).collect()
-    };
-    if addresses(old) != addresses(new) {
-        notes.push(
-            "changed addresses and client authorities in `service` take effect after a restart".to_owned(),
-        );
-    }
-    if old.store != new.store || old.admin != new.admin {
-        notes.push("changes of `store` and `admin` take effect after a restart".to_owned());
-    }
-    notes
-}
-
 /// Activates a policy and logs what has changed. An invalid policy changes nothing.
 fn activate(
     gateway: &Gateway<SelectedStore>,
@@ -204,7 +182,8 @@ fn activate(
     logging.apply(&new);
     changes.extend(certificates.replace(listeners));
     let count = changes.len();
-    changes.extend(restart_notes(old, &new, certificates));
+    let started = (certificates.service_at_start(), certificates.needs_restart(&new));
+    changes.extend(restart_notes(started, old, &new));
     let plural = if count == 1 { "" } else { "s" };
     tracing::info!(
         event = "reloaded",

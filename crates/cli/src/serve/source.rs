@@ -30,6 +30,8 @@ pub(crate) struct PolicySource {
     store_url: Option<String>,
     /// Replace the addresses of `service`.
     service: ServiceOptions,
+    /// Whether `--listen` replaces the addresses of `listen`.
+    has_listeners: bool,
 }
 
 /// The addresses of `--grpc`, `--http` and `--resp`.
@@ -102,8 +104,8 @@ impl PolicySource {
         if let Some(url) = args.store.as_deref().filter(|url| *url != MEMORY) {
             Endpoint::parse(url).map_err(|error| anyhow!("--store: {error}"))?;
         }
-        let service = ServiceOptions::new(args);
-        Ok(Self { origin: PolicyOrigin::from_args(args)?, store_url: args.store.clone(), service })
+        let (origin, service) = (PolicyOrigin::from_args(args)?, ServiceOptions::new(args));
+        Ok(Self { origin, store_url: args.store.clone(), service, has_listeners: args.listen.is_some() })
     }
 
     /// The policy file, if there is one.
@@ -116,8 +118,11 @@ impl PolicySource {
 
     /// Loads the policy. Returns also the files that were read, even if the policy is invalid.
     pub(crate) fn load(&self) -> (Result<LoadedPolicy, LoadError>, Vec<FileStamp>) {
-        let options =
-            CompileOptions { store_url: self.store_url.as_deref(), service: self.service.addresses() };
+        let options = CompileOptions {
+            store_url: self.store_url.as_deref(),
+            service: self.service.addresses(),
+            has_listeners: self.has_listeners,
+        };
         match &self.origin {
             PolicyOrigin::File(path) => {
                 let name = path.display().to_string();

@@ -2,6 +2,7 @@
 
 mod parallel;
 mod reservations;
+mod rules;
 mod rulings;
 mod shared_permits;
 mod stores;
@@ -11,7 +12,7 @@ use std::sync::Arc;
 use http::{HeaderMap, HeaderName, HeaderValue};
 use tidegate_core::{Cost, TimeSpan, Timestamp};
 use tidegate_limiter::{Limiter, RuleCheck, Ruling};
-use tidegate_policy::{ActivePolicy, Facts, NoFiles, Scratch, compile};
+use tidegate_policy::{ActivePolicy, Facts, NoFiles, RuleClient, Scratch, compile};
 use tidegate_store::{Clock, ManualClock, MemoryStore, Store};
 
 const START: Timestamp = Timestamp::from_secs(1_800_000_000);
@@ -65,10 +66,8 @@ impl<S: Store + 'static> Bench<S> {
     /// The description of the ruling on one rule.
     async fn rule(&self, rule: &str, client: &[u8], cost: Cost) -> String {
         let (policy, mut scratch) = (self.limiter.policy(), Scratch::default());
-        let ruling = self
-            .limiter
-            .check_rule(&policy, RuleCheck { rule, client, cost }, &mut scratch, self.now())
-            .await;
+        let check = RuleCheck { rule, client: &RuleClient::from_key(client), cost };
+        let ruling = self.limiter.check_rule(&policy, check, &mut scratch, self.now()).await;
         describe(&ruling)
     }
 

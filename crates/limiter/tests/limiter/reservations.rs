@@ -3,7 +3,7 @@
 use http::{HeaderMap, HeaderName, HeaderValue};
 use tidegate_core::Cost;
 use tidegate_limiter::{AdmittedRuling, RuleCheck, Ruling};
-use tidegate_policy::Scratch;
+use tidegate_policy::{RuleClient, Scratch};
 use tidegate_store::MemoryStore;
 
 use crate::Bench;
@@ -25,7 +25,7 @@ async fn left(bench: &Bench<MemoryStore>) -> u64 {
     let now = bench.now();
     let (policy, mut scratch) = (bench.limiter.policy(), Scratch::default());
     let client = bench.check("/", &[], |ruling| admitted(ruling).report.client().to_vec()).await;
-    let peek = RuleCheck { rule: "r", client: &client, cost: Cost::ZERO };
+    let peek = RuleCheck { rule: "r", client: &RuleClient::from_key(&client), cost: Cost::ZERO };
     let ruling = bench.limiter.check_rule(&policy, peek, &mut scratch, now).await;
     admitted(ruling).report.limits()[0].remaining
 }

@@ -1,11 +1,14 @@
 //! An index of bans by network and client.
 
+use std::net::IpAddr;
+
 use foldhash::fast::RandomState;
 use hashbrown::HashMap;
 use tidegate_core::Timestamp;
 
 use super::{Ban, Subject};
-use crate::identity::{ClientKind, Identity, LookupKey};
+use crate::directory::Directory;
+use crate::identity::{ClientKind, Identity, LookupKey, RuleClient};
 use crate::networks::NetworkMap;
 
 type Map<K, V> = HashMap<K, V, RandomState>;
@@ -62,7 +65,10 @@ impl Bans {
 
     /// Returns a ban that is active at `now` for the client.
     pub fn find(&self, identity: &Identity<'_>, now: Timestamp) -> Option<&Ban> {
-        self.find_network(identity, now).or_else(|| {
+        // The address is found only if it is needed.
+        let has_networks = !self.networks.is_empty();
+        let by_network = has_networks.then(|| self.find_network(identity.address(), now)).flatten();
+        by_network.or_else(|| {
             self.clients.iter().find_map(|(kind, clients)| {
                 let fingerprint;
                 let bytes = match kind {
@@ -74,7 +80,7 @@ impl Bans {
                     ClientKind::Cookie => {
                         return identity
                             .cookies()
-                            .find_map(|value| self.find_client(*kind, clients, value, now));
+                            .find_map(|value| self.find_identity(*kind, clients, value, now));
                     }
                     ClientKind::Fingerprint => {
                         fingerprint = identity.fingerprint();
@@ -82,19 +88,39 @@ impl Bans {
                     }
                     ClientKind::Ip | ClientKind::Anonymous => None,
                 };
-                self.find_client(*kind, clients, bytes?, now)
+                self.find_identity(*kind, clients, bytes?, now)
             })
         })
     }
 
-    fn find_network(&self, identity: &Identity<'_>, now: Timestamp) -> Option<&Ban> {
-        if self.networks.is_empty() {
-            return None;
-        }
-        self.networks.find_map(identity.address(), |_, at| self.active(*at, now))
+    /// Returns a ban that is active at `now` for a client that a caller has identified. An API key also has the tenant that
+    /// `directory` gives it.
+    pub fn find_client(
+        &self,
+        client: &RuleClient,
+        directory: Option<&Directory>,
+        now: Timestamp,
+    ) -> Option<&Ban> {
+        let by_network = client.addresses().find_map(|address| self.find_network(address, now));
+        by_network.or_else(|| {
+            self.clients.iter().find_map(|(banned, clients)| {
+                client.identities().find_map(|(kind, bytes)| {
+                    let bytes = match (banned, kind) {
+                        (ClientKind::Tenant, ClientKind::ApiKey) => directory?.get(bytes)?.tenant?.as_bytes(),
+                        _ if *banned == kind => bytes,
+                        _ => return None,
+                    };
+                    self.find_identity(*banned, clients, bytes, now)
+                })
+            })
+        })
     }
 
-    fn find_client(
+    fn find_network(&self, address: IpAddr, now: Timestamp) -> Option<&Ban> {
+        self.networks.find_map(address, |_, at| self.active(*at, now))
+    }
+
+    fn find_identity(
         &self,
         kind: ClientKind,
         clients: &BannedClients,

@@ -3,6 +3,7 @@
 //! Every function takes a node and returns a part of the plan. Problems go to the report and decoding continues, so
 //! the operator sees all problems at once. A plan is returned only if there is no error.
 
+mod addresses;
 mod admin;
 mod clients;
 mod costs;
@@ -34,6 +35,7 @@ use crate::plan::{self, Clients, HttpOptions, LogPlan, PathCase, Plan, RateLimit
 use crate::problem::Problems;
 use crate::raw::{self, Fields, Finding, NodeRef, ProblemReport, SourcePosition, YamlNode};
 use crate::warnings;
+use addresses::AllListeners;
 use names::RuleNames;
 pub use service::ServiceAddresses;
 
@@ -76,6 +78,8 @@ pub struct CompileOptions<'o> {
     pub store_url: Option<&'o str>,
     /// The addresses of the decision service.
     pub service: ServiceAddresses<'o>,
+    /// Whether the gateway listens on other addresses than those of `listen`.
+    pub has_listeners: bool,
 }
 
 /// Like [`compile()`], with settings that replace those of the policy.
@@ -106,7 +110,7 @@ pub fn compile_with(
             context.report.push(empty(root.position));
             None
         }
-        Some(root) => decode(root, options.service, &mut context),
+        Some(root) => decode(root, options, &mut context),
         None => {
             if !context.report.failed() {
                 context.report.push(empty(SourcePosition { line: 1, column: 1, length: 1, offset: 0 }));
@@ -202,11 +206,11 @@ pub(crate) struct WarningTargets {
 
 fn decode<'s>(
     root: &YamlNode<'s>,
-    addresses: ServiceAddresses<'_>,
+    options: CompileOptions<'_>,
     context: &mut CompileContext<'s, '_>,
 ) -> Option<Plan> {
     let fields = Fields::open(root, &POLICY, &mut context.report)?;
-    let service = service::service((root, fields.get("service")), addresses, context);
+    let service = service::service((root, fields.get("service")), options.service, context);
     let admin = admin::admin(fields.get("admin"), &mut context.report);
     let upstreams = fields.get("upstreams").map(|node| routing::upstreams(node, context)).unwrap_or_default();
     // Routes inherit these, so decode them first.
@@ -217,6 +221,8 @@ fn decode<'s>(
         None if routes.is_empty() && !service.is_empty() => Vec::new(),
         node => routing::listen(node, context),
     };
+    let all = AllListeners { gateway: &listen, admin: admin.as_ref(), service: &service };
+    addresses::check((root, &fields), all.without_gateway_if(options.has_listeners), &mut context.report);
     context.path_case = plan::loosest_path_case(http, &routes);
     // `clients` refers to tiers and rules refer to identities, so collect the tier names first.
     let tiers = limits::tier_names(fields.get("rate_limits"));
@@ -245,9 +251,7 @@ fn decode<'s>(
     });
     let headers = headers(&fields, &mut context.report);
     let error_body = error_body(&fields, &mut context.report);
-    let log = fields
-        .get("log")
-        .map_or(Some(LogPlan::default()), |node| telemetry_config::log(node, &mut context.report));
+    let log = log(&fields, &mut context.report);
     let traces = fields.get("traces").and_then(|node| telemetry_config::traces(node, &mut context.report));
     context.store = None;
     let clients = clients?;
@@ -270,6 +274,10 @@ fn decode<'s>(
         identities: identities?,
         directory: context.directory.take(),
     })
+}
+
+fn log<'s>(fields: &Fields<'_, 's>, report: &mut ProblemReport<'s>) -> Option<LogPlan> {
+    fields.get("log").map_or(Some(LogPlan::default()), |node| telemetry_config::log(node, report))
 }
 
 fn error_body(fields: &Fields<'_, '_>, report: &mut ProblemReport<'_>) -> Option<BodyStyle> {

@@ -16,6 +16,7 @@ mod headers;
 mod jwt;
 mod name;
 mod redact;
+mod rule_client;
 
 use std::cell::OnceCell;
 use std::fmt;
@@ -32,6 +33,7 @@ pub use headers::{HeaderError, HeaderRules};
 pub use jwt::{ClaimSource, Claims, KeysError, TokenError, Verifier};
 pub(crate) use name::LookupKey;
 pub use name::{ClientName, ClientNameError};
+pub use rule_client::RuleClient;
 
 use crate::directory::{Directory, Grant};
 use crate::facts::Facts;

@@ -202,6 +202,14 @@ impl ClientName {
         }
     }
 
+    /// The addresses among its identities.
+    pub(super) fn addresses(&self) -> impl Iterator<Item = IpAddr> {
+        self.parts.iter().filter_map(|part| match part {
+            NamePart { kind: ClientKind::Ip, value: IdentityValue::Whole(bytes) } => address(bytes),
+            _ => None,
+        })
+    }
+
     /// The kind, if there is only one identity.
     pub fn kind(&self) -> Option<ClientKind> {
         match self.parts.as_slice() {

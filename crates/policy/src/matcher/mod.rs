@@ -6,6 +6,7 @@
 
 mod condition;
 mod evaluate;
+mod exclusion;
 mod index;
 mod matched;
 mod tables;
@@ -16,6 +17,7 @@ use std::sync::Arc;
 use foldhash::fast::RandomState;
 use hashbrown::{HashMap, HashSet};
 
+pub use exclusion::Exclusion;
 use index::PathIndex;
 use matched::RuleRef;
 pub use matched::{

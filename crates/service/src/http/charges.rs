@@ -38,8 +38,9 @@ pub(super) async fn refund<S: Store + 'static>(
     let client = rule_client(policy, &rule, client.as_ref())?;
     let charged = charged_at.map_or(Ok(now), charge_time)?;
     let check = RuleCheck { rule: &rule, client: &client, cost: checked_cost(cost)? };
-    limiter.refund_rule(policy, check, charged, now).await.map_err(|error| failed(&error, &rule))?;
-    Ok(done("{\"refunded\":true}\n"))
+    let refunded = limiter.refund_rule(policy, check, charged, now).await;
+    let is_refunded = refunded.map_err(|error| failed(&error, &rule))?;
+    Ok(done(if is_refunded { "{\"refunded\":true}\n" } else { "{\"refunded\":false}\n" }))
 }
 
 /// The time of Unix seconds with a fraction.
@@ -61,7 +62,7 @@ pub(super) async fn reset<S: Store + 'static>(
     let ResetMessage { rule, client } = parse(body)?;
     let (policy, limiter) = (&call.policy.active, &call.worker.limiter);
     let client = rule_client(policy, &rule, client.as_ref())?;
-    limiter.reset_rule(policy, (&rule, &client)).await.map_err(|error| failed(&error, &rule))?;
+    limiter.reset_rule(policy, (&rule, client.key())).await.map_err(|error| failed(&error, &rule))?;
     Ok(done("{\"reset\":true}\n"))
 }
 
@@ -80,7 +81,7 @@ pub(super) async fn reserve<S: Store + 'static>(
     }
     // Before anything is charged.
     let id = ReservationId::random().ok_or(HttpError::TooManyReservations)?;
-    let slot = state.reservations.slot((&rule, &client), call.worker.now());
+    let slot = state.reservations.slot((&rule, client.key()), call.worker.now());
     let slot = slot.ok_or(HttpError::TooManyReservations)?;
     let mut scratch = state.scratch();
     let now = call.record.start_decision();
@@ -92,8 +93,8 @@ pub(super) async fn reserve<S: Store + 'static>(
     put(&mut json, r#","reservation":"#);
     let charge = match &ruling {
         Ruling::Admitted(admitted) => Some(RuleReservation::new(&admitted.report)),
-        // Without a decision nothing was charged, and the request passes because the rule is in shadow mode.
-        Ruling::StoreFailed(_) => Some(None),
+        // Nothing was charged, and the request passes: the client is exempt, or the rule is in shadow mode and the store failed.
+        Ruling::Exempt(_) | Ruling::StoreFailed(_) => Some(None),
         _ => None,
     };
     if let Some(charge) = charge {
@@ -121,12 +122,15 @@ pub(super) async fn commit<S: Store + 'static>(
     // Removed before the store is asked: a reservation is committed at most once, also if the store fails.
     let reservations = &call.worker.http.reservations;
     let open = reservations.take(id, call.worker.now()).ok_or(HttpError::NoReservation)?;
-    if let Some(charge) = open.charge {
-        let committed = call.worker.limiter.commit_rule(charge, cost).await;
-        committed.map_err(|_| HttpError::StoreUnavailable)?;
-    }
+    let is_refunded = match open.charge {
+        Some(charge) => {
+            let committed = call.worker.limiter.commit_rule(charge, cost).await;
+            committed.map_err(|_| HttpError::StoreUnavailable)?
+        }
+        None => true,
+    };
     let mut json = br#"{"committed":true,"rule":"#.to_vec();
     put_text(&mut json, &open.rule);
-    put(&mut json, "}\n");
+    put(&mut json, if is_refunded { "}\n" } else { ",\"refunded\":false}\n" });
     Ok(HttpResponse::json(json))
 }

@@ -5,7 +5,7 @@ use std::borrow::Cow;
 use tidegate_core::{Cost, Timestamp};
 use tidegate_headers::BodyStyle;
 use tidegate_limiter::{RuleCheck, Ruling};
-use tidegate_policy::{ActivePolicy, Scratch};
+use tidegate_policy::{ActivePolicy, RuleClient, Scratch};
 use tidegate_store::Store;
 use tidegate_telemetry::Protocol;
 
@@ -30,7 +30,7 @@ const USUAL_LENGTH: usize = 192;
 
 /// What is checked.
 pub(super) enum CheckSubject<'b> {
-    Rule { rule: Cow<'b, str>, client: Vec<u8>, cost: Cost },
+    Rule { rule: Cow<'b, str>, client: RuleClient, cost: Cost },
     Request(Box<NormalRequest>),
 }
 

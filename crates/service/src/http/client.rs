@@ -1,18 +1,18 @@
-//! The counter key of the client that a message names.
+//! The client that a message names.
 
 use smallvec::SmallVec;
-use tidegate_policy::ActivePolicy;
+use tidegate_policy::{ActivePolicy, RuleClient};
 
 use super::error::{HttpError, invalid};
 use super::message::ClientMessage;
 use crate::client::{self, RuleClientError, StatedIdentity};
 
-/// The key under which `rule` counts `client`.
+/// The client that a message names, as `rule` counts it.
 pub(super) fn rule_client(
     policy: &ActivePolicy,
     rule: &str,
     client: Option<&ClientMessage<'_>>,
-) -> Result<Vec<u8>, HttpError> {
+) -> Result<RuleClient, HttpError> {
     let stated: SmallVec<[StatedIdentity<'_>; 2]> = match client {
         None => SmallVec::new(),
         Some(ClientMessage::Text(text)) => {

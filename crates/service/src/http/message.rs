@@ -3,11 +3,13 @@
 
 use std::borrow::Cow;
 use std::fmt;
+use std::marker::PhantomData;
 use std::net::IpAddr;
 
 use http::HeaderMap;
 use http::header::{HeaderName, HeaderValue};
 use serde::Deserialize;
+use serde::de::value::MapAccessDeserializer;
 use serde::de::{Deserializer, Error, MapAccess, SeqAccess, Visitor};
 use smallvec::SmallVec;
 
@@ -20,7 +22,7 @@ pub(super) struct MessageText<'b>(#[serde(borrow)] pub(super) Cow<'b, str>);
 
 /// The body of `/v1/check`: one check, or a list.
 #[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
+#[serde(deny_unknown_fields, remote = "CheckMessage")]
 pub(super) struct CheckMessage<'b> {
     #[serde(borrow, default)]
     pub(super) rule: Option<MessageText<'b>>,
@@ -36,7 +38,7 @@ pub(super) struct CheckMessage<'b> {
 
 /// One check: of a rule, or of a request. Also the body of `/v1/peek`.
 #[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
+#[serde(deny_unknown_fields, remote = "SingleCheckMessage")]
 pub(super) struct SingleCheckMessage<'b> {
     #[serde(borrow, default)]
     pub(super) rule: Option<MessageText<'b>>,
@@ -50,7 +52,7 @@ pub(super) struct SingleCheckMessage<'b> {
 
 /// The body of `/v1/refund`.
 #[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
+#[serde(deny_unknown_fields, remote = "RefundMessage")]
 pub(super) struct RefundMessage<'b> {
     #[serde(borrow)]
     pub(super) rule: Cow<'b, str>,
@@ -65,7 +67,7 @@ pub(super) struct RefundMessage<'b> {
 
 /// The body of `/v1/reset`.
 #[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
+#[serde(deny_unknown_fields, remote = "ResetMessage")]
 pub(super) struct ResetMessage<'b> {
     #[serde(borrow)]
     pub(super) rule: Cow<'b, str>,
@@ -75,7 +77,7 @@ pub(super) struct ResetMessage<'b> {
 
 /// The body of `/v1/reserve`.
 #[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
+#[serde(deny_unknown_fields, remote = "ReserveMessage")]
 pub(super) struct ReserveMessage<'b> {
     #[serde(borrow)]
     pub(super) rule: Cow<'b, str>,
@@ -90,7 +92,7 @@ pub(super) struct ReserveMessage<'b> {
 
 /// The body of `/v1/commit`.
 #[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
+#[serde(deny_unknown_fields, remote = "CommitMessage")]
 pub(super) struct CommitMessage<'b> {
     #[serde(borrow)]
     pub(super) reservation: Cow<'b, str>,
@@ -98,6 +100,43 @@ pub(super) struct CommitMessage<'b> {
     #[serde(deserialize_with = "whole_number")]
     pub(super) cost: Option<u64>,
 }
+
+/// Implements `Deserialize` for messages that must be objects. A derived implementation also accepts a list of the values, whose
+/// meaning would depend on the order of the fields here; with `remote` the derive only makes a function.
+macro_rules! deserialize_objects {
+    ($($message:ident),+) => {$(
+        impl<'b, 'de: 'b> Deserialize<'de> for $message<'b> {
+            fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+                struct ObjectVisitor<'b>(PhantomData<&'b ()>);
+
+                impl<'b, 'de: 'b> Visitor<'de> for ObjectVisitor<'b> {
+                    type Value = $message<'b>;
+
+                    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                        f.write_str("an object")
+                    }
+
+                    fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<Self::Value, A::Error> {
+                        // The function that the derive makes, not the method of the trait.
+                        $message::deserialize(MapAccessDeserializer::new(map))
+                    }
+                }
+
+                deserializer.deserialize_map(ObjectVisitor(PhantomData))
+            }
+        }
+    )+};
+}
+
+deserialize_objects!(
+    CheckMessage,
+    SingleCheckMessage,
+    RefundMessage,
+    ResetMessage,
+    ReserveMessage,
+    CommitMessage,
+    RequestMessage
+);
 
 /// A number that may be missing. The error says what is expected in words, not as a type of a programming language.
 fn whole_number<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<u64>, D::Error> {
@@ -124,7 +163,7 @@ fn whole_number<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<u64
 
 /// A request to be checked like one of the gateway.
 #[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
+#[serde(deny_unknown_fields, remote = "RequestMessage")]
 pub(super) struct RequestMessage<'b> {
     #[serde(borrow)]
     pub(super) method: Cow<'b, str>,

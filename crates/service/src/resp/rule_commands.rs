@@ -4,7 +4,7 @@ use smallvec::SmallVec;
 use thiserror::Error;
 use tidegate_core::{Cost, TimeSpan, Timestamp};
 use tidegate_limiter::{RuleCheck, RuleError, Ruling, RulingReport};
-use tidegate_policy::{CounterScope, Scratch};
+use tidegate_policy::{CounterScope, RuleClient, Scratch};
 use tidegate_store::{ClockReading, Store};
 use tidegate_telemetry::{DecisionKind, Protocol};
 
@@ -53,7 +53,7 @@ impl From<RuleError> for RuleCommandError {
 /// The rule, client and cost of a command.
 struct RuleArguments<'a> {
     rule: &'a str,
-    client: Vec<u8>,
+    client: RuleClient,
     cost: Cost,
     /// The index of the first argument after the cost.
     end: usize,
@@ -80,11 +80,11 @@ impl<'a> RuleArguments<'a> {
         // An identity that is missing or misplaced is an error of `rule_client`, which says what the rule counts.
         let stated = (2..end.min(arguments.len())).map(identity);
         let stated = stated.collect::<Result<SmallVec<[StatedIdentity<'_>; 2]>, _>>();
-        let client = if policy.active.matcher.rule_scope(rule) == Some(&CounterScope::Everybody) {
-            Vec::new()
-        } else {
-            client::rule_client(&policy.active, rule, &stated?)?
+        let stated = match policy.active.matcher.rule_scope(rule) {
+            Some(CounterScope::Everybody) => stated.unwrap_or_default(),
+            _ => stated?,
         };
+        let client = client::rule_client(&policy.active, rule, &stated)?;
         if arguments.len() > end + optional {
             return Err(RuleCommandError::Arity);
         }
@@ -149,8 +149,15 @@ async fn try_check<S: Store + 'static>(
             }
             CheckReply::admitted(&ruling.report, TimeSpan::ZERO).write(replies);
         }
-        // Not returned for a rule by name.
-        Ruling::Banned | Ruling::Exempt(_) | Ruling::NoRule => return Err(RuleCommandError::NoRule),
+        Ruling::Banned => {
+            count(worker, (DecisionKind::Banned, start));
+            CheckReply::unlimited(start.at).write(replies);
+        }
+        Ruling::Exempt(_) => {
+            count(worker, (DecisionKind::Exempt, start));
+            CheckReply::unlimited(start.at).pass().write(replies);
+        }
+        Ruling::NoRule => return Err(RuleCommandError::NoRule),
     }
     Ok(())
 }
@@ -181,8 +188,9 @@ async fn try_peek<S: Store + 'static>(
         Ruling::Rejected(ruling) => CheckReply::rejected(&ruling.report, ruling.retry_after).write(replies),
         Ruling::StoreFailed(ruling) if ruling.is_binding => return Err(RuleCommandError::StoreFailed),
         Ruling::StoreFailed(ruling) => CheckReply::admitted(&ruling.report, TimeSpan::ZERO).write(replies),
-        // Not returned for a rule by name.
-        Ruling::Banned | Ruling::Exempt(_) | Ruling::NoRule => return Err(RuleCommandError::NoRule),
+        Ruling::Banned => CheckReply::unlimited(now).write(replies),
+        Ruling::Exempt(_) => CheckReply::unlimited(now).pass().write(replies),
+        Ruling::NoRule => return Err(RuleCommandError::NoRule),
     }
     Ok(())
 }
@@ -203,7 +211,7 @@ pub(super) async fn refund<S: Store + 'static>(
         let charged = unsigned(arguments, parsed.end, "charged_at")?.map_or(now, Timestamp::from_micros);
         Ok(worker.limiter.refund_rule(&policy.active, parsed.check(), charged, now).await?)
     };
-    write_result(refunded.await, replies);
+    write_result(refunded.await.map(|is_refunded| if is_refunded { "OK" } else { "UNCHANGED" }), replies);
 }
 
 /// `TIDEGATE.RESET rule client…`
@@ -215,14 +223,14 @@ pub(super) async fn reset<S: Store + 'static>(
 ) {
     let reset = async {
         let parsed = RuleArguments::parse(arguments, policy, 0)?;
-        Ok(worker.limiter.reset_rule(&policy.active, (parsed.rule, &parsed.client)).await?)
+        Ok(worker.limiter.reset_rule(&policy.active, (parsed.rule, parsed.client.key())).await?)
     };
-    write_result(reset.await, replies);
+    write_result(reset.await.map(|()| "OK"), replies);
 }
 
-fn write_result(result: Result<(), RuleCommandError>, replies: &mut ReplyWriter<'_>) {
+fn write_result(result: Result<&'static str, RuleCommandError>, replies: &mut ReplyWriter<'_>) {
     match result {
-        Ok(()) => replies.status("OK"),
+        Ok(status) => replies.status(status),
         Err(error) => replies.error(error.to_string()),
     }
 }
@@ -230,15 +238,20 @@ fn write_result(result: Result<(), RuleCommandError>, replies: &mut ReplyWriter<
 fn record<S: Store + 'static>(
     worker: &ServiceWorker<S>,
     policy: &ServedPolicy,
-    (kind, start): (DecisionKind, ClockReading),
+    decision: (DecisionKind, ClockReading),
     report: &RulingReport<'_>,
 ) {
+    count(worker, decision);
     if let Some(counters) = worker.recorder(Protocol::Resp).counters() {
-        let nanos = worker.limiter.clock().read().nanos_since(start);
-        counters.record_decisions(kind, nanos, 1);
         for rule in report.shadow_rejections() {
             counters.record_shadow_rejection(&policy.counted, rule);
         }
+    }
+}
+
+fn count<S: Store + 'static>(worker: &ServiceWorker<S>, (kind, start): (DecisionKind, ClockReading)) {
+    if let Some(counters) = worker.recorder(Protocol::Resp).counters() {
+        counters.record_decision(kind, worker.limiter.clock().read().nanos_since(start));
     }
 }
 
@@ -256,6 +269,19 @@ struct CheckReply {
 impl CheckReply {
     fn admitted(report: &RulingReport<'_>, wait: TimeSpan) -> Self {
         Self { wait: millis(wait), charged_at: report.at() + wait, ..Self::rejected(report, None).pass() }
+    }
+
+    /// The reply if no limit was checked at `now`: the client is banned, or with [`pass`](Self::pass), exempt.
+    fn unlimited(now: Timestamp) -> Self {
+        Self {
+            is_admitted: false,
+            limit: -1,
+            remaining: -1,
+            retry_after: -1,
+            reset_after: -1,
+            wait: 0,
+            charged_at: now,
+        }
     }
 
     fn pass(self) -> Self {

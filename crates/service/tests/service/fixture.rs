@@ -88,7 +88,9 @@ impl TestService {
 
     /// All metrics as text.
     pub(crate) fn metrics(&self) -> String {
-        self.telemetry.exposition(MetricsReader::Scraper, self.clock.now()).into_text()
+        let mut page = self.telemetry.exposition(MetricsReader::Scraper, self.clock.now());
+        self.telemetry.metrics().write_open_connections(&mut page, 0);
+        page.into_text()
     }
 }
 

@@ -17,8 +17,12 @@
 //! whole table (`reclaim`) has found no live counter with it. A decision takes no lock to look a number up, so the
 //! number may be retired, and belong to another limit, before the decision acts on it. Therefore a decision checks
 //! [`belongs_to`](LimitRegistry::belongs_to) after it has read a counter, or after it has locked all of its lines.
+//!
+//! While some limits are pinned, new keys under all others use only half of the slots, and half of the pool: requests that
+//! carry limits cannot take the room of a policy.
 
 use std::collections::{HashMap, HashSet};
+use std::sync::atomic::{AtomicBool, AtomicUsize};
 use std::sync::{Arc, OnceLock, PoisonError};
 
 use arc_swap::{ArcSwapOption, Guard};
@@ -54,6 +58,8 @@ struct NumberedLimit {
     limit: ArcSwapOption<Limit>,
     /// Kept when the number is reused; every cell is reset before that.
     shared: OnceLock<Box<[SharedCell]>>,
+    /// The same while nothing pins the number but others are pinned. Empty if there was no room.
+    secondary: OnceLock<Box<[SharedCell]>>,
 }
 
 type Chunk = [NumberedLimit; CHUNK];
@@ -69,6 +75,34 @@ pub(super) struct LimitRegistry {
     shared_usage: [OnceLock<Box<[SharedUsageCell]>>; SIZES],
     /// Locked while a number is assigned, pinned, retired or freed.
     usage: Arc<Mutex<Usage>>,
+    pinned: Arc<PinnedNumbers>,
+}
+
+/// The pinned numbers, to be read without a lock.
+#[derive(Debug)]
+struct PinnedNumbers {
+    count: AtomicUsize,
+    numbers: Box<[AtomicBool]>,
+}
+
+impl Default for PinnedNumbers {
+    fn default() -> Self {
+        Self { count: AtomicUsize::new(0), numbers: (0..LIMITS).map(|_| AtomicBool::new(false)).collect() }
+    }
+}
+
+impl PinnedNumbers {
+    /// Changes a number whose pins have changed; `count` is the number of pinned ones.
+    fn set(&self, number: u16, is_pinned: bool, count: usize) {
+        if let Some(pinned) = self.numbers.get(usize::from(number)) {
+            pinned.store(is_pinned, Ordering::Relaxed);
+        }
+        self.count.store(count, Ordering::Relaxed);
+    }
+
+    fn has(&self, number: u16) -> bool {
+        self.numbers.get(usize::from(number)).is_some_and(|pinned| pinned.load(Ordering::Relaxed))
+    }
 }
 
 #[derive(Debug, Default)]
@@ -79,6 +113,8 @@ struct Usage {
     assigned: usize,
     /// How often a number is pinned. A pinned number is never retired.
     pins: HashMap<u16, usize>,
+    /// A copy of the keys of `pins`.
+    pinned: Arc<PinnedNumbers>,
 }
 
 /// Limits that keep their numbers until this is dropped; see
@@ -106,6 +142,7 @@ impl Drop for RetainedLimits {
             *pins = pins.saturating_sub(1);
             if *pins == 0 {
                 usage.pins.remove(number);
+                usage.pinned.set(*number, false, usage.pins.len());
             }
         }
     }
@@ -129,12 +166,15 @@ impl LimitRegistry {
     /// A registry that gives numbers to at most `max_unpinned` limits that nothing pins.
     pub(super) fn with_max_unpinned(max_unpinned: usize) -> Self {
         let fingerprints: Box<[_]> = (0..LIMITS).map(|_| AtomicU64::new(0)).collect();
+        let pinned = Arc::<PinnedNumbers>::default();
+        let usage = Usage { pinned: Arc::clone(&pinned), ..Usage::default() };
         Self {
             fingerprints: fingerprints.try_into().unwrap_or_else(|_| unreachable!("the length is LIMITS")),
             chunks: (0..LIMITS / CHUNK).map(|_| OnceLock::new()).collect(),
             max_unpinned,
             shared_usage: std::array::from_fn(|_| OnceLock::new()),
-            usage: Arc::default(),
+            usage: Arc::new(Mutex::new(usage)),
+            pinned,
         }
     }
 
@@ -236,8 +276,19 @@ impl LimitRegistry {
         let numbers: Box<[_]> = limits.iter().filter_map(|limit| self.add(&mut usage, limit)).collect();
         for number in &numbers {
             *usage.pins.entry(*number).or_default() += 1;
+            usage.pinned.set(*number, true, usage.pins.len());
         }
         Ok((RetainedLimits { usage: Some(Arc::clone(&self.usage)), numbers }, new))
+    }
+
+    /// Whether any number is pinned.
+    pub(super) fn has_pinned(&self) -> bool {
+        self.pinned.count.load(Ordering::Relaxed) > 0
+    }
+
+    /// Whether nothing pins this number, while others are pinned.
+    pub(super) fn is_secondary(&self, number: u16) -> bool {
+        self.has_pinned() && !self.pinned.has(number)
     }
 
     /// The numbers in use.
@@ -324,16 +375,20 @@ impl LimitRegistry {
         &chunk[index % CHUNK]
     }
 
-    /// The shared counter of the key with this hash under the limit with this number.
-    pub(super) fn shared(&self, number: u16, budget: &Budget, hash: u64) -> &SharedCell {
-        let cells = self.slot_of(usize::from(number)).shared.get_or_init(|| {
-            let cells = budget.take_cells(SHARED.into_iter());
-            (0..cells).map(|_| SharedCell::new(CounterState::Unseen)).collect()
-        });
-        &cells[hash as usize % cells.len()]
+    /// The shared counter of the key with this hash under the limit with this number; `None` if there is no room for one.
+    pub(super) fn shared(&self, number: u16, budget: &Budget, hash: u64) -> Option<&SharedCell> {
+        let new_cells =
+            |cells: usize| (0..cells).map(|_| SharedCell::new(CounterState::Unseen)).collect::<Box<[_]>>();
+        let slot = self.slot_of(usize::from(number));
+        let cells = if self.is_secondary(number) {
+            slot.secondary.get_or_init(|| new_cells(budget.take_secondary_cells(SHARED.into_iter())))
+        } else {
+            slot.shared.get_or_init(|| new_cells(budget.take_cells(SHARED.into_iter())))
+        };
+        cells.get((hash as usize).checked_rem(cells.len())?)
     }
 
-    /// The shared counter of the key with this hash under a limit without a number.
+    /// The shared counter of the key with this hash under a limit without a number, or without a counter of its own.
     pub(super) fn shared_usage(&self, limit: &Limit, budget: &Budget, hash: u64) -> &SharedUsageCell {
         let size = limit.capacity().max(1).ilog2() as usize / 2;
         let cells = self.shared_usage[size.min(SIZES - 1)].get_or_init(|| {
@@ -346,8 +401,9 @@ impl LimitRegistry {
 
     /// Resets the shared counters of a number. Returns false, and keeps the rest, if one of them is still live.
     fn clear_shared(&self, index: usize, limit: &Limit, budget: &Budget, now: Timestamp) -> bool {
-        let Some(cells) = self.slot_of(index).shared.get() else { return true };
-        cells.iter().all(|cell| {
+        let slot = self.slot_of(index);
+        let mut cells = [&slot.shared, &slot.secondary].into_iter().filter_map(OnceLock::get).flatten();
+        cells.all(|cell| {
             let mut state = cell.lock().unwrap_or_else(PoisonError::into_inner);
             let is_fresh = limit.is_fresh(&state, now);
             if is_fresh {

@@ -115,20 +115,20 @@ impl<'t> LockedCounters<'t> {
     fn lock_shared(&mut self, check: usize) -> Option<CounterPlace> {
         let ResolvedCheck { hash, limit, number } = &self.resolved[check];
         let (limits, budget) = (&self.table.limits, &self.table.pool.budget);
-        let lock = if *number == CARRIED {
+        let numbered = if *number == CARRIED { None } else { limits.shared(*number, budget, *hash) };
+        let lock = if let Some(cell) = numbered {
+            let is_this = |held: &SharedLock<'_>| matches!(held, SharedLock::Numbered(held, _) if std::ptr::eq(*held, cell));
+            if let Some(held) = self.shared.iter().position(is_this) {
+                return Some(CounterPlace::Shared(held));
+            }
+            SharedLock::Numbered(cell, try_lock(cell)?)
+        } else {
             let cell = limits.shared_usage(limit, budget, *hash);
             let is_this = |held: &SharedLock<'_>| matches!(held, SharedLock::Carried(held, _) if std::ptr::eq(*held, cell));
             if let Some(held) = self.shared.iter().position(is_this) {
                 return Some(CounterPlace::Shared(held));
             }
             SharedLock::Carried(cell, try_lock(cell)?)
-        } else {
-            let cell = limits.shared(*number, budget, *hash);
-            let is_this = |held: &SharedLock<'_>| matches!(held, SharedLock::Numbered(held, _) if std::ptr::eq(*held, cell));
-            if let Some(held) = self.shared.iter().position(is_this) {
-                return Some(CounterPlace::Shared(held));
-            }
-            SharedLock::Numbered(cell, try_lock(cell)?)
         };
         self.shared.push(lock);
         Some(CounterPlace::Shared(self.shared.len() - 1))
@@ -155,7 +155,8 @@ impl<'t> LockedCounters<'t> {
         for line in home..home + LINES {
             if self.table.line(line).has_empty() {
                 self.lock_line(line)?;
-                if let Some(slot) = self.table.empty_slot(line, |slot| self.is_taken(slot)) {
+                let excluded = |slot| self.is_excluded(slot, resolved.number);
+                if let Some(slot) = self.table.empty_slot(line, excluded) {
                     self.lock_word(slot);
                     return Ok(self.claim(resolved, slot));
                 }
@@ -164,8 +165,10 @@ impl<'t> LockedCounters<'t> {
         let mut latest = LatestLimit(resolved.number, resolved.limit);
         for line in home..home + LINES {
             self.lock_line(line)?;
-            let mut fresh =
-                |this: &Self| this.table.fresh_slot(line, this.now, &mut latest, |slot| this.is_taken(slot));
+            let mut fresh = |this: &Self| {
+                let excluded = |slot| this.is_excluded(slot, resolved.number);
+                this.table.fresh_slot(line, this.now, &mut latest, excluded)
+            };
             while let Some(slot) = fresh(self) {
                 self.lock_word(slot);
                 // Before the word was locked, its owner may have used it again.
@@ -194,6 +197,11 @@ impl<'t> LockedCounters<'t> {
     fn still_owns(&self, slot: Slot, hash: u64, home: usize) -> bool {
         let found = self.table.line(slot.line).find(Tag::new(hash, slot.line - home, 0));
         found.is_some_and(|(at, _)| at == slot.slot)
+    }
+
+    /// Whether a new key under the limit with this number cannot take the slot.
+    fn is_excluded(&self, slot: Slot, number: u16) -> bool {
+        self.is_taken(slot) || self.table.is_reserved(slot, number)
     }
 
     /// Whether another check of this decision uses or will use the slot.

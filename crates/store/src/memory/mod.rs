@@ -293,7 +293,7 @@ impl MemoryStore {
     fn undo(&self, batch: &[&[Check<'_>]], decisions: impl Iterator<Item = Decision>, now: Timestamp) {
         let charged = batch.iter().zip(decisions).flat_map(|(checks, decision)| decision.refunds(checks));
         for refund in charged {
-            self.refund_one(&refund, now);
+            self.refund_counter(&[refund], now);
         }
     }
 
@@ -362,16 +362,17 @@ impl MemoryStore {
         self.with_locks(resolved, now, |locked| peek(checks, now, locked))
     }
 
-    /// Refunds only if the counter still uses the limit of the charge.
-    fn refund_one(&self, refund: &Refund<'_>, now: Timestamp) {
-        if self.overrides.may_affect(refund, now) {
-            return;
-        }
-        let number = self.table.limits.find_or_revive(refund.limit).unwrap_or(CARRIED);
-        let resolved = ResolvedCheck { hash: self.hasher.hash(&refund.key), limit: *refund.limit, number };
+    /// Makes refunds of one counter and limit, in one step. Refunds only if the counter still uses the limit of the charge.
+    fn refund_counter(&self, refunds: &[Refund<'_>], now: Timestamp) {
+        let mut refunds = refunds.iter().filter(|refund| !self.overrides.may_affect(refund, now)).peekable();
+        let Some(Refund { key, limit, .. }) = refunds.peek() else { return };
+        let number = self.table.limits.find_or_revive(limit).unwrap_or(CARRIED);
+        let resolved = ResolvedCheck { hash: self.hasher.hash(key), limit: **limit, number };
         self.with_locks(smallvec![resolved], now, |locked| {
-            if locked.counts_under_its_limit(0) {
-                locked.change(0, |limit, state| limit.refund(state, refund.charged, now, refund.cost));
+            for Refund { charged, cost, .. } in refunds {
+                if locked.counts_under_its_limit(0) {
+                    locked.change(0, |limit, state| limit.refund(state, *charged, now, *cost));
+                }
             }
         });
     }
@@ -465,8 +466,9 @@ impl Store for MemoryStore {
     }
 
     async fn refund(&self, refunds: &[Refund<'_>], now: Timestamp) -> Result<(), StoreError> {
-        for refund in refunds {
-            self.refund_one(refund, now);
+        let is_same = |one: &Refund<'_>, next: &Refund<'_>| one.key == next.key && one.limit == next.limit;
+        for refunds in refunds.chunk_by(is_same) {
+            self.refund_counter(refunds, now);
         }
         Ok(())
     }

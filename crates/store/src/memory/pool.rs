@@ -67,6 +67,16 @@ impl Budget {
         self.take_first(numbers.filter(|cells| *cells as u64 * cell_bytes <= max), cell_bytes)
     }
 
+    /// Takes cells like [`take_cells`](Self::take_cells) for a numbered limit that nothing pins, from the part of carried
+    /// limits; none if that is full.
+    pub(super) fn take_secondary_cells(&self, numbers: impl Iterator<Item = usize>) -> usize {
+        let bytes = |cells: usize| cells as u64 * CELL_BYTES;
+        let mut numbers = numbers;
+        let cells = numbers.find(|cells| self.has_room(PoolShare::Carried, bytes(*cells))).unwrap_or(0);
+        self.add(PoolShare::Carried, bytes(cells));
+        cells
+    }
+
     fn take_first(&self, numbers: impl Iterator<Item = usize>, cell_bytes: u64) -> usize {
         let mut numbers = numbers;
         let fitting = numbers.find(|cells| self.used() + *cells as u64 * cell_bytes <= self.bytes);

@@ -59,6 +59,10 @@ impl CounterTable {
         if let Some(number) = self.limits.find(limit) {
             return number;
         }
+        // The states of numbered limits use the whole pool, which is not for limits that requests carry.
+        if self.limits.has_pinned() && !Self::always_fits_word(limit, now) {
+            return self.limits.find_or_revive(limit).unwrap_or(CARRIED);
+        }
         // First, so that the sweep does not retire the new number.
         self.reclaim_parts(1, now);
         self.limits.find_or_add(limit).unwrap_or(CARRIED)

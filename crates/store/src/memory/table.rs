@@ -7,7 +7,7 @@
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
-use tidegate_core::{Cost, CounterState, Limit, TimeSpan, Timestamp};
+use tidegate_core::{Algorithm, Cost, CounterState, Limit, TimeSpan, Timestamp};
 
 use super::cache_line::{CacheLine, LINES, LineLock, SLOTS, SlotWord, Tag};
 use super::carried::{CarriedCounter, CompactLimit};
@@ -33,6 +33,9 @@ pub(super) struct CounterTable {
 
 /// Times are packed relative to 2026-01-01, which leaves room for decades.
 pub(super) const ORIGIN: Timestamp = Timestamp::from_secs(1_767_225_600);
+
+/// The slots of a line that only keys under pinned limits take, while there are any: half of all slots.
+const RESERVED_SLOTS: usize = SLOTS / 2;
 
 /// Lines per step of the sweep for pooled states: microseconds of work.
 const SWEEP_LINES: usize = 512;
@@ -137,6 +140,11 @@ impl CounterTable {
             home.set_spilled(false);
         }
         None
+    }
+
+    /// Whether a new key under the limit with this number must not take the slot.
+    pub(super) fn is_reserved(&self, slot: Slot, number: u16) -> bool {
+        slot.slot < RESERVED_SLOTS && self.limits.is_secondary(number)
     }
 
     /// A slot of this line that was never used and is not `taken`.
@@ -363,6 +371,13 @@ impl CounterTable {
         let mut first = CounterState::Unseen;
         limit.charge(&mut first, now, Cost::ONE);
         limit.pack(&first, ORIGIN).is_some()
+    }
+
+    /// Whether every state that requests can cause under this limit fits a word.
+    pub(super) fn always_fits_word(limit: &Limit, now: Timestamp) -> bool {
+        let mut full = CounterState::Unseen;
+        limit.charge(&mut full, now, Cost::new(limit.capacity()));
+        limit.algorithm() != Algorithm::SlidingLog && limit.pack(&full, ORIGIN).is_some()
     }
 
     /// Empties slots of the next few lines whose state is in the pool and has expired.

@@ -74,6 +74,7 @@ struct Shard {
     latency: Histogram,
     responses: [Counter; RESPONSES],
     accepted: Counter,
+    closed: Counter,
     rejected_connections: Counter,
     rules: RuleCountTable,
     sampler: Sampler,
@@ -239,7 +240,8 @@ impl Metrics {
             MetricKind::Counter,
             "Responses to clients by status class; `gone`: the client disconnected before the response.",
         );
-        for (protocol, counts) in self.protocols() {
+        // Replies of the Redis protocol have no status.
+        for (protocol, counts) in self.protocols().filter(|(protocol, _)| *protocol != Protocol::Resp) {
             for class in 0..=GONE {
                 let code = if class == GONE { "gone" } else { upstreams::class_name(class) };
                 let labels = [("code", code), ("protocol", protocol.name())];
@@ -258,6 +260,23 @@ impl Metrics {
         let mut family = exposition.family(name, MetricKind::Counter, help);
         for (protocol, counts) in self.protocols() {
             family.sample(&[("protocol", protocol.name())], counts.sum(|shard| &shard.rejected_connections));
+        }
+    }
+}
+
+impl Metrics {
+    /// Writes the numbers of open connections. The gateway counts its own.
+    pub fn write_open_connections(&self, exposition: &mut Exposition, gateway: usize) {
+        let (name, help) = ("tidegate_connections_open", "Open client connections.");
+        let mut family = exposition.family(name, MetricKind::Gauge, help);
+        for (protocol, counts) in self.protocols() {
+            let closed = counts.sum(|shard| &shard.closed);
+            let open = match protocol {
+                Protocol::Gateway => gateway as u64,
+                // A connection may be closed after `closed` was read.
+                _ => counts.sum(|shard| &shard.accepted).saturating_sub(closed),
+            };
+            family.sample(&[("protocol", protocol.name())], open);
         }
     }
 }
@@ -330,6 +349,11 @@ impl MetricsHandle {
     pub fn record_connection(&self, is_accepted: bool) {
         let shard = self.shard();
         if is_accepted { shard.accepted.increment() } else { shard.rejected_connections.increment() }
+    }
+
+    /// Counts an accepted connection that is closed now.
+    pub fn record_closed_connection(&self) {
+        self.shard().closed.increment();
     }
 
     /// Counts an attempt to get a response from an upstream, and how long it took.

@@ -140,6 +140,24 @@ fn violations_on_two_gateways_lock_a_client_out_on_both() {
 }
 
 #[test]
+fn reset_on_one_gateway_ends_the_lock_out_on_both() {
+    let redis = RedisServer::start();
+    let [one, two] = two_gateways(&redis.url());
+    let locked_out = |gateway: &AdminGateway| {
+        let bans = gateway.send("GET", "/v1/bans", "").json();
+        !bans["bans"].as_array().unwrap().is_empty()
+    };
+    eventually_blocking("the client is locked out on both", || {
+        let _ = get(&one, "/login", "sk_live_guess");
+        locked_out(&one) && locked_out(&two)
+    });
+    let reset = r#"{"client":"api_key:sk_live_guess","rule":"endpoint:/login"}"#;
+    assert_eq!(two.send("POST", "/v1/reset", reset).status, 200);
+    eventually_blocking("the lock-out has ended on both", || !locked_out(&one) && !locked_out(&two));
+    assert_eq!(get(&one, "/login", "sk_live_guess"), 200, "its counter is reset too");
+}
+
+#[test]
 fn reset_and_override_on_one_gateway_apply_on_the_other() {
     let redis = RedisServer::start();
     let [one, two] = two_gateways(&redis.url());

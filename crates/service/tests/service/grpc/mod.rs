@@ -1,6 +1,7 @@
 //! Tests of Envoy's rate limit service.
 
 mod arbitrary;
+mod bans;
 mod client;
 mod documented;
 mod envoy_limits;

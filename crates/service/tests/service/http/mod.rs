@@ -6,6 +6,7 @@ mod checks;
 mod connections;
 mod errors;
 mod openapi;
+mod rule_operations;
 mod snippets;
 
 use serde_json::Value;

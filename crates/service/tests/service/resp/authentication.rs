@@ -83,6 +83,37 @@ fn listener_whose_token_a_reload_removes_requires_the_last_one() {
     }
 }
 
+#[test]
+fn worker_that_was_idle_while_the_token_changed_does_not_accept_the_first_one() {
+    let service = start();
+    reload(&service, POLICY, "second-token-0123456789-0123456789");
+    reload(&service, "{}", "");
+    let mut client = RespClient::connect(&service);
+    let refused = client.call("AUTH first-token-0123456789-0123456789");
+    assert!(matches!(&refused, Reply::Error(text) if text.starts_with("WRONGPASS")), "{refused:?}");
+    assert_eq!(client.call("AUTH second-token-0123456789-0123456789"), status("OK"));
+    assert!(http_check(&service).starts_with("HTTP/1.1 401"));
+}
+
+#[test]
+fn open_connections_are_counted_until_they_are_closed() {
+    let service = start();
+    let open = || {
+        let metrics = service.metrics();
+        assert!(!metrics.contains("tidegate_responses_total{code=\"2xx\",protocol=\"resp\"}"), "no statuses");
+        let sample = "tidegate_connections_open{protocol=\"resp\"} ";
+        metrics.lines().find_map(|line| line.strip_prefix(sample)?.parse::<u64>().ok()).unwrap()
+    };
+    assert_eq!(open(), 0);
+    let mut clients: Vec<_> = (0..3).map(|_| RespClient::connect(&service)).collect();
+    for client in &mut clients {
+        client.call("PING");
+    }
+    assert_eq!(open(), 3);
+    drop(clients);
+    tidegate_testkit::wait::eventually_blocking("the connections are closed", || open() == 0);
+}
+
 fn http_check(service: &TestService) -> String {
     use std::io::{Read, Write};
     let mut stream = std::net::TcpStream::connect(service.address(Protocol::Http)).unwrap();

@@ -1,0 +1,205 @@
+//! Operations on rules by name.
+
+use std::sync::{Arc, Mutex};
+
+use tidegate_core::{Cost, TimeSpan, Timestamp};
+use tidegate_limiter::{RuleCheck, RuleReservation, Ruling};
+use tidegate_policy::{Ban, Bans, ClientName, RuleClient, Scratch, Subject};
+use tidegate_store::MemoryStore;
+
+use crate::{Bench, START, active, describe};
+
+fn bans(subjects: &[&str]) -> Bans {
+    let ban = |subject: &&str| Ban {
+        subject: Subject::parse(subject, 64).unwrap(),
+        reason: String::new(),
+        since: START,
+        until: None,
+    };
+    Bans::new(subjects.iter().map(ban))
+}
+
+impl Bench<MemoryStore> {
+    fn client(&self, name: &str) -> RuleClient {
+        let name = ClientName::of_identity(name).unwrap();
+        RuleClient::new(&name, &self.limiter.policy().matcher.plan().identities).unwrap()
+    }
+
+    /// The rulings of a check and of a preview of a rule.
+    async fn check_by_name(&self, rule: &str, client: &str) -> (String, String) {
+        let (policy, client) = (self.limiter.policy(), self.client(client));
+        let check = RuleCheck { rule, client: &client, cost: Cost::ONE };
+        let (mut scratch, now) = (Scratch::default(), self.now());
+        let preview = describe(&self.limiter.preview_rule(&policy, check, &mut scratch, now).await);
+        (describe(&self.limiter.check_rule(&policy, check, &mut scratch, now).await), preview)
+    }
+
+    /// Reserves `cost` units of the rule `default`. Returns the reservation and when the request departs.
+    async fn reserve(&self, client: &str, cost: u64) -> (RuleReservation, Timestamp) {
+        let (policy, client) = (self.limiter.policy(), self.client(client));
+        let check = RuleCheck { rule: "default", client: &client, cost: Cost::new(cost) };
+        let mut scratch = Scratch::default();
+        match self.limiter.check_rule(&policy, check, &mut scratch, self.now()).await {
+            Ruling::Admitted(ruling) => {
+                (RuleReservation::new(&ruling.report).unwrap(), self.now() + ruling.delay)
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+
+    /// How long the next request of `client` is delayed.
+    async fn delay(&self, client: &str) -> TimeSpan {
+        let (policy, client) = (self.limiter.policy(), self.client(client));
+        let check = RuleCheck { rule: "default", client: &client, cost: Cost::ONE };
+        match self.limiter.preview_rule(&policy, check, &mut Scratch::default(), self.now()).await {
+            Ruling::Admitted(ruling) => ruling.delay,
+            other => panic!("{other:?}"),
+        }
+    }
+}
+
+const POLICY: &str = "
+clients: { exempt: { networks: [198.51.100.0/24] } }
+bans: { networks: [203.0.113.0/24] }
+rate_limits:
+  global: { requests: 100, window: 1h, algorithm: fixed_window }
+  default: { requests: 100, window: 1h, algorithm: fixed_window }
+";
+
+#[tokio::test]
+async fn check_rule_banned_client_is_rejected_under_every_rule() {
+    let bench = Bench::new(POLICY);
+    bench.limiter.ban(bans(&["user:bob", "api_key:stolen", "ip:2001:db8::7/128", "198.51.100.1"]));
+    let banned = ("banned".to_owned(), "banned".to_owned());
+    let all = [
+        "user:bob",
+        "api_key:stolen",
+        "ip:203.0.113.9",
+        "ip:::ffff:203.0.113.9",
+        "ip:2001:db8::7",
+        // A ban takes precedence over an exemption.
+        "ip:198.51.100.1",
+    ];
+    for client in all {
+        for rule in ["default", "global"] {
+            assert_eq!(bench.check_by_name(rule, client).await, banned, "{rule} {client}");
+        }
+    }
+    for client in ["user:bobby", "api_key:other", "ip:203.0.112.9", "ip:2001:db8::8", "tenant:bob"] {
+        let (checked, preview) = bench.check_by_name("default", client).await;
+        assert!(checked.starts_with("admitted") && preview.starts_with("admitted"), "{client}: {checked}");
+    }
+}
+
+#[tokio::test]
+async fn check_rule_exempt_client_is_not_counted() {
+    let bench = Bench::new(POLICY);
+    for client in ["ip:198.51.100.7", "ip:198.51.100.8"] {
+        assert_eq!(bench.check_by_name("default", client).await.0, "exempt", "{client}");
+        assert_eq!(bench.check_by_name("global", client).await.1, "exempt", "{client}");
+    }
+    assert_eq!(bench.check_by_name("global", "user:eve").await.0, "admitted, 99 left of global");
+    assert_eq!(bench.check_by_name("nothing", "ip:198.51.100.7").await.0, "no rule");
+}
+
+#[tokio::test]
+async fn reset_rule_ends_the_lock_out_and_forgets_violations() {
+    let bench = Bench::new(
+        "rate_limits: { default: { requests: 1, window: 10s, algorithm: fixed_window, penalty: { after: 2, for: 1h } } }",
+    );
+    let lifted = Arc::new(Mutex::new(0));
+    let count = Arc::clone(&lifted);
+    bench.limiter.penalties().on_lift(Box::new(move |_| *count.lock().unwrap() += 1));
+    let outcomes = async || {
+        let mut outcomes = Vec::new();
+        for _ in 0..3 {
+            outcomes.push(bench.check_by_name("default", "user:bob").await.0);
+        }
+        outcomes
+    };
+    let first = outcomes().await;
+    assert_eq!(first[2], "rejected by default: LockOut, Some(3600)");
+    bench
+        .limiter
+        .reset_rule(&bench.limiter.policy(), ("default", bench.client("user:bob").key()))
+        .await
+        .unwrap();
+    assert_eq!(outcomes().await, first, "as if the client were new");
+    bench
+        .limiter
+        .reset_rule(&bench.limiter.policy(), ("default", bench.client("user:eve").key()))
+        .await
+        .unwrap();
+    assert_eq!(*lifted.lock().unwrap(), 1, "only a lock-out that exists is lifted");
+}
+
+fn leaky(requests: u64) -> Bench<MemoryStore> {
+    Bench::new(&format!(
+        "rate_limits: {{ default: {{ requests: {requests}, window: 1s, algorithm: leaky_bucket, burst: 100, max_wait: 1h }} }}"
+    ))
+}
+
+#[tokio::test]
+async fn commit_part_of_a_leaky_charge_gives_the_rest_back_exactly() {
+    // Intervals of whole ticks, and of fractions of one.
+    for requests in [1, 10, 7, 30, 60] {
+        let (bench, other) = (leaky(requests), leaky(requests));
+        for (reserved, kept) in [(10, 4), (1, 0), (5, 5), (7, 1), (2, 1), (3, 0), (9, 8)] {
+            let (reservation, _) = bench.reserve("user:bob", reserved).await;
+            assert!(bench.limiter.commit_rule(reservation, Cost::new(kept)).await.unwrap());
+            if kept > 0 {
+                let _ = other.reserve("user:bob", kept).await;
+            }
+            let delays = (bench.delay("user:bob").await, other.delay("user:bob").await);
+            assert_eq!(delays.0, delays.1, "{requests} per second, {kept} of {reserved}");
+            for clock in [&bench.clock, &other.clock] {
+                clock.advance(TimeSpan::from_micros(123_457));
+            }
+        }
+    }
+}
+
+#[tokio::test]
+async fn commit_part_of_a_leaky_charge_before_later_ones_gives_nothing_back() {
+    for requests in [1, 7, 30] {
+        let bench = leaky(requests);
+        let (first, _) = bench.reserve("user:bob", 10).await;
+        let (last, _) = bench.reserve("user:bob", 6).await;
+        let before = bench.delay("user:bob").await;
+        assert!(!bench.limiter.commit_rule(first, Cost::new(4)).await.unwrap());
+        assert_eq!(bench.delay("user:bob").await, before);
+        assert!(bench.limiter.commit_rule(last, Cost::new(2)).await.unwrap());
+        assert!(bench.delay("user:bob").await < before);
+    }
+}
+
+#[tokio::test]
+async fn refund_part_of_a_leaky_charge_says_that_nothing_was_refunded() {
+    let bench = leaky(10);
+    let (_, departure) = bench.reserve("user:bob", 10).await;
+    let (policy, client) = (bench.limiter.policy(), bench.client("user:bob"));
+    let refund = async |cost| {
+        let check = RuleCheck { rule: "default", client: &client, cost: Cost::new(cost) };
+        bench.limiter.refund_rule(&policy, check, departure, bench.now()).await.unwrap()
+    };
+    assert!(!refund(4).await, "a part");
+    assert_eq!(bench.delay("user:bob").await, TimeSpan::from_secs(1));
+    assert!(refund(10).await, "all");
+    assert_eq!(bench.delay("user:bob").await, TimeSpan::ZERO);
+    assert!(!refund(10).await, "it is given back once");
+}
+
+#[tokio::test]
+async fn on_activation_listener_is_called_with_every_policy() {
+    let bench = Bench::new("rate_limits: { default: { requests: 1, window: 1h } }");
+    let seen = Arc::new(Mutex::new(Vec::new()));
+    let sink = Arc::clone(&seen);
+    bench.limiter.on_activation(Box::new(move |policy| {
+        sink.lock().unwrap().push(policy.matcher.plan().rate_limits.default.as_ref().unwrap().requests);
+    }));
+    for requests in [2, 3] {
+        let policy = format!("rate_limits: {{ default: {{ requests: {requests}, window: 1h }} }}");
+        bench.limiter.activate(bench.limiter.prepare(active(&policy)).unwrap());
+    }
+    assert_eq!(*seen.lock().unwrap(), [1, 2, 3]);
+}
