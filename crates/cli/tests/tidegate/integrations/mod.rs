@@ -2,5 +2,7 @@
 
 mod envoy;
 mod http;
+mod protocols;
+mod redis_store;
 mod resp;
 mod shared;
