@@ -6,3 +6,4 @@ mod protocols;
 mod redis_store;
 mod resp;
 mod shared;
+mod tls;
