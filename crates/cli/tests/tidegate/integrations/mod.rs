@@ -1,5 +1,6 @@
 //! Other proxies and programs that ask the decision service, with the configurations of `examples/integrations`.
 
+mod access_log;
 mod backpressure;
 mod envoy;
 mod http;
