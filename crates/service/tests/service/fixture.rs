@@ -11,7 +11,7 @@ use tidegate_listener::Listener;
 use tidegate_policy::{ActivePolicy, EnvoyFile, EnvoyLimits, Files, NoFiles, compile};
 use tidegate_service::{Service, ServiceListener};
 use tidegate_store::{Clock, ManualClock, MemoryStore};
-use tidegate_telemetry::{MetricsReader, Protocol, Telemetry};
+use tidegate_telemetry::{MetricsReader, Protocol, Telemetry, Tracer};
 use tokio::sync::watch;
 
 /// A decision service with one worker that runs until it is dropped. Time passes only with its clock.
@@ -40,12 +40,17 @@ impl TestService {
 
     /// Like [`start`](Self::start) with files that the policy refers to.
     pub(crate) fn start_with_files(policy: &str, files: &dyn Files) -> Self {
+        Self::start_traced(policy, files, Tracer::off())
+    }
+
+    /// The same with traces.
+    pub(crate) fn start_traced(policy: &str, files: &dyn Files, tracer: Tracer) -> Self {
         let compiled = compile("policy.yaml", policy.as_bytes(), files).expect("a valid policy");
         let clock = Arc::new(ManualClock::at(Timestamp::from_secs(1_700_000_000)));
         let store = Arc::new(MemoryStore::with_cap(1 << 20));
         let (active, dyn_clock) = (ActivePolicy::new(compiled.plan), Arc::clone(&clock) as Arc<dyn Clock>);
         let limiter = Arc::new(Limiter::new(active, store, Arc::clone(&dyn_clock)).expect("few limits"));
-        let telemetry = Telemetry::metrics_only(1, dyn_clock);
+        let telemetry = Telemetry::metrics_only(1, dyn_clock).with_tracer(tracer);
         let listener = |protocol| {
             let listener = Listener::bind("127.0.0.1:0", 1).expect("a free port");
             ServiceListener { protocol, listener }

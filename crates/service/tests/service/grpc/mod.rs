@@ -1,7 +1,7 @@
 //! Tests of Envoy's rate limit service.
 
 mod arbitrary;
-mod client;
+pub(crate) mod client;
 mod documented;
 mod envoy_limits;
 mod json;
