@@ -297,3 +297,15 @@ fn grpc_clients_that_never_read_use_bounded_memory() {
         flood.assert_bounded(|client| &client.grpc, (128, 4 << 10), request);
     }
 }
+
+#[test]
+fn grpc_reflection_clients_that_never_read_use_bounded_memory() {
+    let question = field(4, b"envoy.service.ratelimit.v3.RateLimitService");
+    let questions = grpc_message(&question).repeat(64);
+    let path = "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo";
+    let request = |stream| post(stream, path, "application/grpc", &questions);
+    for flood in StreamFlood::ALL {
+        // 1 MiB of messages, and a few replies.
+        flood.assert_bounded(|client| &client.grpc, (128, 2 << 10), request);
+    }
+}
