@@ -1,6 +1,7 @@
 //! A decision service in this process.
 
 use std::net::SocketAddr;
+use std::path::Path;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -104,4 +105,13 @@ impl Drop for TestService {
             let _ = thread.join();
         }
     }
+}
+
+/// The stored inputs of a fuzz target.
+pub(crate) fn corpus(target: &str) -> Vec<Vec<u8>> {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fuzz/corpus").join(target);
+    let files = std::fs::read_dir(folder).unwrap().map(|entry| std::fs::read(entry.unwrap().path()).unwrap());
+    let files: Vec<_> = files.collect();
+    assert!(files.len() > 50, "{} files", files.len());
+    files
 }
