@@ -1,8 +1,8 @@
 //! `cargo xtask scorecard`: tests that take minutes, each with a pass criterion.
 
-use std::process::Command;
+use std::fs;
 
-use anyhow::bail;
+use anyhow::{Context, bail};
 
 use crate::run::{self, cargo};
 use crate::{setup, test};
@@ -119,15 +119,25 @@ pub(crate) fn run(name: Option<&str>) -> anyhow::Result<()> {
 }
 
 /// The fuzz targets that run for 10 minutes each.
-const FUZZ_TARGETS: [&str; 1] = ["resp"];
+const FUZZ_TARGETS: [&str; 2] = ["resp", "rls"];
 
-/// Runs fuzz targets for 10 minutes each. They need a nightly compiler and `cargo install cargo-fuzz`.
+/// Runs fuzz targets for 10 minutes each. The compiler's options for fuzzing are unstable; `RUSTC_BOOTSTRAP` allows them in the
+/// version that the repository uses, so no other one is needed.
 fn fuzz(targets: &[&str]) -> anyhow::Result<()> {
+    if run::output(&mut cargo("fuzz --version")).is_err() {
+        run::run(&mut cargo("install cargo-fuzz --locked"))?;
+    }
     for target in targets {
-        // Through rustup, which selects the compiler.
-        let mut command = Command::new("cargo");
-        command.args(["+nightly", "fuzz", "run", target, "--"]).current_dir(run::root());
-        run::run(command.args(["-max_total_time=600", "-timeout=10", "-max_len=65536"]))?;
+        // New inputs go to the first folder, which is not part of the repository.
+        let folders = [format!("fuzz/target/corpus/{target}"), format!("fuzz/corpus/{target}")];
+        for folder in &folders {
+            let path = run::root().join(folder);
+            fs::create_dir_all(&path).with_context(|| format!("cannot make {}", path.display()))?;
+        }
+        let mut command = cargo("fuzz run");
+        command.arg(target).args(folders).env("RUSTC_BOOTSTRAP", "1").arg("--");
+        command.args(["-max_total_time=600", "-timeout=10", "-max_len=65536", "-print_final_stats=1"]);
+        run::run(&mut command)?;
     }
     Ok(())
 }

@@ -154,7 +154,8 @@ impl<S: Store + 'static> PolicyDecision<S> {
         (policy, record): (&ServedPolicy, &mut RequestRecord<'_>),
         response: &mut ResponseBuilder<'n>,
     ) -> Result<(), GrpcError> {
-        let mut shadow = |report: &RulingReport<'_>| {
+        let mut report_to_record = |report: &RulingReport<'_>| {
+            record.set_client(report.client());
             for rule in report.shadow_rejections() {
                 record.count_shadow_rejection(&policy.counted, rule);
             }
@@ -163,14 +164,14 @@ impl<S: Store + 'static> PolicyDecision<S> {
             // Its concurrency permits are released at once: the end of the request is not known here. The delay of a leaky
             // bucket is not reported: Envoy has no field for it.
             Ruling::Admitted(AdmittedRuling { report, .. }) => {
-                shadow(&report);
+                report_to_record(&report);
                 response.set_time(report.at());
                 self.kind = DecisionKind::Admitted;
                 self.charges.push(worker.limiter.refund_guard(&report));
                 add_limits(response, &report.limits(), false);
             }
             Ruling::Rejected(RejectedRuling { report, rule, retry_after, .. }) => {
-                shadow(&report);
+                report_to_record(&report);
                 response.set_time(report.at());
                 self.kind = DecisionKind::Rejected;
                 record.set_rejected(&policy.counted, rule, report.client());

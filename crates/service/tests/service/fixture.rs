@@ -1,6 +1,7 @@
 //! A decision service in this process.
 
 use std::net::SocketAddr;
+use std::path::Path;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -11,7 +12,7 @@ use tidegate_listener::Listener;
 use tidegate_policy::{ActivePolicy, EnvoyFile, EnvoyLimits, Files, NoFiles, compile};
 use tidegate_service::{Service, ServiceListener};
 use tidegate_store::{Clock, ManualClock, MemoryStore};
-use tidegate_telemetry::{MetricsReader, Protocol, Telemetry};
+use tidegate_telemetry::{MetricsReader, Protocol, Telemetry, Tracer};
 use tokio::sync::watch;
 
 /// A decision service with one worker that runs until it is dropped. Time passes only with its clock.
@@ -40,12 +41,17 @@ impl TestService {
 
     /// Like [`start`](Self::start) with files that the policy refers to.
     pub(crate) fn start_with_files(policy: &str, files: &dyn Files) -> Self {
+        Self::start_traced(policy, files, Tracer::off())
+    }
+
+    /// The same with traces.
+    pub(crate) fn start_traced(policy: &str, files: &dyn Files, tracer: Tracer) -> Self {
         let compiled = compile("policy.yaml", policy.as_bytes(), files).expect("a valid policy");
         let clock = Arc::new(ManualClock::at(Timestamp::from_secs(1_700_000_000)));
         let store = Arc::new(MemoryStore::with_cap(1 << 20));
         let (active, dyn_clock) = (ActivePolicy::new(compiled.plan), Arc::clone(&clock) as Arc<dyn Clock>);
         let limiter = Arc::new(Limiter::new(active, store, Arc::clone(&dyn_clock)).expect("few limits"));
-        let telemetry = Telemetry::metrics_only(1, dyn_clock);
+        let telemetry = Telemetry::metrics_only(1, dyn_clock).with_tracer(tracer);
         let listener = |protocol| {
             let listener = Listener::bind("127.0.0.1:0", 1).expect("a free port");
             ServiceListener { protocol, listener }
@@ -101,4 +107,13 @@ impl Drop for TestService {
             let _ = thread.join();
         }
     }
+}
+
+/// The stored inputs of a fuzz target.
+pub(crate) fn corpus(target: &str) -> Vec<Vec<u8>> {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fuzz/corpus").join(target);
+    let files = std::fs::read_dir(folder).unwrap().map(|entry| std::fs::read(entry.unwrap().path()).unwrap());
+    let files: Vec<_> = files.collect();
+    assert!(files.len() > 50, "{} files", files.len());
+    files
 }

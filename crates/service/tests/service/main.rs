@@ -6,3 +6,4 @@ mod fixture;
 mod grpc;
 mod http;
 mod resp;
+mod traces;

@@ -58,8 +58,17 @@ impl Process {
 
     /// The physical memory that it uses, in KiB. Linux only.
     pub fn resident_kib(&self) -> u64 {
+        self.memory("VmRSS:")
+    }
+
+    /// The most physical memory that it has used so far, in KiB. Linux only.
+    pub fn peak_resident_kib(&self) -> u64 {
+        self.memory("VmHWM:")
+    }
+
+    fn memory(&self, name: &str) -> u64 {
         let status = std::fs::read_to_string(format!("/proc/{}/status", self.id())).expect("a process");
-        let line = status.lines().find(|line| line.starts_with("VmRSS:")).expect("its memory");
+        let line = status.lines().find(|line| line.starts_with(name)).expect("its memory");
         line.split_whitespace().nth(1).and_then(|size| size.parse().ok()).expect("a number")
     }
 }

@@ -68,4 +68,9 @@ impl Tidegate {
     pub fn resident_kib(&self) -> u64 {
         self.process.resident_kib()
     }
+
+    /// The most physical memory that it has used so far, in KiB.
+    pub fn peak_resident_kib(&self) -> u64 {
+        self.process.peak_resident_kib()
+    }
 }

@@ -1,6 +1,11 @@
 //! Other proxies and programs that ask the decision service, with the configurations of `examples/integrations`.
 
+mod access_log;
+mod backpressure;
 mod envoy;
 mod http;
+mod protocols;
+mod redis_store;
 mod resp;
 mod shared;
+mod tls;

@@ -5,7 +5,7 @@ mod certificates;
 mod file_descriptors;
 mod floods;
 mod frameworks;
-mod log;
+pub(crate) mod log;
 mod prometheus;
 mod reload;
 mod shared;

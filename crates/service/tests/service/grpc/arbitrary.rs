@@ -4,6 +4,7 @@ use proptest::prelude::*;
 use prost::Message;
 
 use super::client::{RlsDescriptor, RlsOverride, descriptor, request};
+use crate::fixture::corpus;
 
 #[path = "../../../../../fuzz/laws/rls.rs"]
 mod rls;
@@ -43,5 +44,12 @@ proptest! {
         text in "domain: d\ndescriptors:\n( {0,6}(- )?(key|value|rate_limit|descriptors|unit|x): ?(k|'a\\*'|\\[\\]|\\{|1|)\n){0,8}",
     ) {
         rls::assert_law(text.as_bytes());
+    }
+}
+
+#[test]
+fn corpus_calls_and_configurations_are_answered_or_rejected() {
+    for input in corpus("rls") {
+        rls::assert_law(&input);
     }
 }

@@ -10,128 +10,128 @@ use prost::Message;
 use tidegate_testkit::wait::within;
 use tokio::net::TcpStream;
 
-pub(super) const RLS: &str = "/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit";
+pub(crate) const RLS: &str = "/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit";
 
 #[derive(Clone, PartialEq, Message)]
-pub(super) struct RlsRequest {
+pub(crate) struct RlsRequest {
     #[prost(string, tag = "1")]
-    pub(super) domain: String,
+    pub(crate) domain: String,
     #[prost(message, repeated, tag = "2")]
-    pub(super) descriptors: Vec<RlsDescriptor>,
+    pub(crate) descriptors: Vec<RlsDescriptor>,
     #[prost(uint32, tag = "3")]
-    pub(super) hits_addend: u32,
+    pub(crate) hits_addend: u32,
     /// A field that the server does not know.
     #[prost(string, tag = "99")]
-    pub(super) unknown: String,
+    pub(crate) unknown: String,
 }
 
 #[derive(Clone, PartialEq, Message)]
-pub(super) struct RlsDescriptor {
+pub(crate) struct RlsDescriptor {
     #[prost(message, repeated, tag = "1")]
-    pub(super) entries: Vec<RlsEntry>,
+    pub(crate) entries: Vec<RlsEntry>,
     #[prost(message, optional, tag = "2")]
-    pub(super) limit: Option<RlsOverride>,
+    pub(crate) limit: Option<RlsOverride>,
     #[prost(message, optional, tag = "3")]
-    pub(super) hits_addend: Option<u64>,
+    pub(crate) hits_addend: Option<u64>,
 }
 
 #[derive(Clone, PartialEq, Message)]
-pub(super) struct RlsEntry {
+pub(crate) struct RlsEntry {
     #[prost(string, tag = "1")]
-    pub(super) key: String,
+    pub(crate) key: String,
     #[prost(string, tag = "2")]
-    pub(super) value: String,
+    pub(crate) value: String,
 }
 
 #[derive(Clone, Copy, PartialEq, Message)]
-pub(super) struct RlsOverride {
+pub(crate) struct RlsOverride {
     #[prost(uint32, tag = "1")]
-    pub(super) requests_per_unit: u32,
+    pub(crate) requests_per_unit: u32,
     #[prost(int32, tag = "2")]
-    pub(super) unit: i32,
+    pub(crate) unit: i32,
 }
 
 #[derive(Clone, PartialEq, Message)]
-pub(super) struct RlsResponse {
+pub(crate) struct RlsResponse {
     #[prost(int32, tag = "1")]
-    pub(super) overall_code: i32,
+    pub(crate) overall_code: i32,
     #[prost(message, repeated, tag = "2")]
-    pub(super) statuses: Vec<RlsStatus>,
+    pub(crate) statuses: Vec<RlsStatus>,
     #[prost(message, repeated, tag = "3")]
-    pub(super) headers: Vec<RlsEntry>,
+    pub(crate) headers: Vec<RlsEntry>,
 }
 
 #[derive(Clone, PartialEq, Message)]
-pub(super) struct RlsStatus {
+pub(crate) struct RlsStatus {
     #[prost(int32, tag = "1")]
-    pub(super) code: i32,
+    pub(crate) code: i32,
     #[prost(message, optional, tag = "2")]
-    pub(super) current_limit: Option<RlsLimit>,
+    pub(crate) current_limit: Option<RlsLimit>,
     #[prost(uint32, tag = "3")]
-    pub(super) limit_remaining: u32,
+    pub(crate) limit_remaining: u32,
     #[prost(message, optional, tag = "4")]
-    pub(super) duration_until_reset: Option<RlsDuration>,
+    pub(crate) duration_until_reset: Option<RlsDuration>,
 }
 
 #[derive(Clone, PartialEq, Message)]
-pub(super) struct RlsLimit {
+pub(crate) struct RlsLimit {
     #[prost(uint32, tag = "1")]
-    pub(super) requests_per_unit: u32,
+    pub(crate) requests_per_unit: u32,
     #[prost(int32, tag = "2")]
-    pub(super) unit: i32,
+    pub(crate) unit: i32,
     #[prost(string, tag = "3")]
-    pub(super) name: String,
+    pub(crate) name: String,
 }
 
 #[derive(Clone, Copy, PartialEq, Message)]
-pub(super) struct RlsDuration {
+pub(crate) struct RlsDuration {
     #[prost(int64, tag = "1")]
-    pub(super) seconds: i64,
+    pub(crate) seconds: i64,
     #[prost(int32, tag = "2")]
-    pub(super) nanos: i32,
+    pub(crate) nanos: i32,
 }
 
 /// A descriptor with these entries.
-pub(super) fn descriptor(entries: &[(&str, &str)]) -> RlsDescriptor {
+pub(crate) fn descriptor(entries: &[(&str, &str)]) -> RlsDescriptor {
     let entry = |(key, value): &(&str, &str)| RlsEntry { key: (*key).to_owned(), value: (*value).to_owned() };
     RlsDescriptor { entries: entries.iter().map(entry).collect(), limit: None, hits_addend: None }
 }
 
 /// A request with these descriptors.
-pub(super) fn request(domain: &str, descriptors: Vec<RlsDescriptor>) -> RlsRequest {
+pub(crate) fn request(domain: &str, descriptors: Vec<RlsDescriptor>) -> RlsRequest {
     RlsRequest { domain: domain.to_owned(), descriptors, hits_addend: 0, unknown: "ignored".to_owned() }
 }
 
 /// The response to a call.
 #[derive(Debug)]
-pub(super) struct GrpcReply {
-    pub(super) status: StatusCode,
+pub(crate) struct GrpcReply {
+    pub(crate) status: StatusCode,
     /// The headers, or the trailers if there are any.
-    pub(super) trailers: HeaderMap,
-    pub(super) body: Bytes,
+    pub(crate) trailers: HeaderMap,
+    pub(crate) body: Bytes,
 }
 
 impl GrpcReply {
     /// The gRPC status code.
-    pub(super) fn code(&self) -> u16 {
+    pub(crate) fn code(&self) -> u16 {
         self.trailers["grpc-status"].to_str().unwrap().parse().unwrap()
     }
 
     /// The only message of the body.
-    pub(super) fn message<M: Message + Default>(&self) -> M {
+    pub(crate) fn message<M: Message + Default>(&self) -> M {
         assert_eq!(self.code(), 0, "{self:?}");
         M::decode(&self.body[5..]).expect("a message")
     }
 }
 
 /// A connection to a gRPC server.
-pub(super) struct GrpcClient {
+pub(crate) struct GrpcClient {
     requests: SendRequest<Bytes>,
-    pub(super) connection: tokio::task::JoinHandle<Result<(), h2::Error>>,
+    pub(crate) connection: tokio::task::JoinHandle<Result<(), h2::Error>>,
 }
 
 impl GrpcClient {
-    pub(super) async fn connect(address: SocketAddr) -> Self {
+    pub(crate) async fn connect(address: SocketAddr) -> Self {
         let stream = TcpStream::connect(address).await.unwrap();
         stream.set_nodelay(true).unwrap();
         let (requests, connection) = h2::client::handshake(stream).await.unwrap();
@@ -140,12 +140,12 @@ impl GrpcClient {
     }
 
     /// Asks the rate limit service.
-    pub(super) async fn should_rate_limit(&mut self, request: &RlsRequest) -> RlsResponse {
+    pub(crate) async fn should_rate_limit(&mut self, request: &RlsRequest) -> RlsResponse {
         self.call(RLS, &[], message(request)).await.message()
     }
 
     /// Begins a call with a part of its body.
-    pub(super) async fn begin(&mut self, part: Bytes) -> SendStream<Bytes> {
+    pub(crate) async fn begin(&mut self, part: Bytes) -> SendStream<Bytes> {
         let request = Request::post(format!("http://test{RLS}")).header("content-type", "application/grpc");
         let mut requests = within("a stream", self.requests.clone().ready()).await.unwrap();
         let (_, mut stream) = requests.send_request(request.body(()).unwrap(), false).unwrap();
@@ -154,11 +154,11 @@ impl GrpcClient {
     }
 
     /// Sends a call with a complete body.
-    pub(super) async fn call(&mut self, path: &str, headers: &[(&str, &str)], body: Bytes) -> GrpcReply {
+    pub(crate) async fn call(&mut self, path: &str, headers: &[(&str, &str)], body: Bytes) -> GrpcReply {
         self.send("POST", path, headers, body).await
     }
 
-    pub(super) async fn send(
+    pub(crate) async fn send(
         &mut self,
         method: &str,
         path: &str,
@@ -196,7 +196,7 @@ impl GrpcClient {
 }
 
 /// A message with its prefix.
-pub(super) fn message(message: &impl Message) -> Bytes {
+pub(crate) fn message(message: &impl Message) -> Bytes {
     let mut bytes = BytesMut::new();
     bytes.put_u8(0);
     bytes.put_u32(u32::try_from(message.encoded_len()).unwrap());

@@ -2,7 +2,7 @@
 
 mod arbitrary;
 mod bans;
-mod client;
+pub(crate) mod client;
 mod documented;
 mod envoy_limits;
 mod json;

@@ -6,7 +6,7 @@ mod law;
 use proptest::prelude::*;
 
 use super::{RespClient, encode, error, integers, status};
-use crate::fixture::TestService;
+use crate::fixture::{TestService, corpus};
 
 #[test]
 fn malformed_frame_is_answered_after_earlier_commands_and_closes_the_connection() {
@@ -74,5 +74,12 @@ proptest! {
     ) {
         let count = u8::try_from(splits.len()).unwrap();
         law::assert_law(&[&[count], &splits[..], &bytes].concat());
+    }
+}
+
+#[test]
+fn corpus_frames_in_any_split_give_the_same_commands() {
+    for input in corpus("resp") {
+        law::assert_law(&input);
     }
 }
