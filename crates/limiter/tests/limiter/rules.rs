@@ -11,7 +11,7 @@ use crate::{Bench, START, active, describe};
 
 fn bans(subjects: &[&str]) -> Bans {
     let ban = |subject: &&str| Ban {
-        subject: Subject::parse(subject, 64).unwrap(),
+        subject: Subject::parse(subject, 64).expect("a subject"),
         reason: String::new(),
         since: START,
         until: None,
@@ -21,8 +21,8 @@ fn bans(subjects: &[&str]) -> Bans {
 
 impl Bench<MemoryStore> {
     fn client(&self, name: &str) -> RuleClient {
-        let name = ClientName::of_identity(name).unwrap();
-        RuleClient::new(&name, &self.limiter.policy().matcher.plan().identities).unwrap()
+        let name = ClientName::of_identity(name).expect("a name");
+        RuleClient::new(&name, &self.limiter.policy().matcher.plan().identities).expect("a client")
     }
 
     /// The rulings of a check and of a preview of a rule.
@@ -41,7 +41,7 @@ impl Bench<MemoryStore> {
         let mut scratch = Scratch::default();
         match self.limiter.check_rule(&policy, check, &mut scratch, self.now()).await {
             Ruling::Admitted(ruling) => {
-                (RuleReservation::new(&ruling.report).unwrap(), self.now() + ruling.delay)
+                (RuleReservation::new(&ruling.report).expect("a charge"), self.now() + ruling.delay)
             }
             other => panic!("{other:?}"),
         }

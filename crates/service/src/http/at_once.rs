@@ -11,10 +11,10 @@ use tidegate_store::Store;
 use super::authorize::{conclude, original_request};
 use super::check::{CheckSubject, encode};
 use super::decision::DecisionLog;
-use super::dispatch::{Endpoint, EndpointCall, check_head, parse};
+use super::dispatch::{EndpointCall, ServiceEndpoint, check_head, parse};
 use super::error::HttpError;
 use super::message::{CheckMessage, SingleCheckMessage};
-use super::request::{EndpointRequest, RequestBody, RequestHeaders, map_of};
+use super::request::{EndpointBody, EndpointRequest, RequestHeaders, map_of};
 use super::response::HttpAnswer;
 use crate::immediate::poll_immediate;
 
@@ -25,23 +25,23 @@ const MAX_SINGLE: usize = 1 << 10;
 #[inline]
 pub(super) fn answer<S: Store + 'static>(
     call: &mut EndpointCall<'_, S>,
-    endpoint: Endpoint,
+    endpoint: ServiceEndpoint,
     (request, peer): (&EndpointRequest<'_>, IpAddr),
-    body: &RequestBody<'_>,
+    body: &EndpointBody<'_>,
 ) -> Option<Result<HttpAnswer<S>, HttpError>> {
     if !call.worker.limiter.store().is_immediate() {
         return None;
     }
-    let (RequestHeaders::Lines(lines), RequestBody::Whole(body)) = (&request.headers, body) else {
+    let (RequestHeaders::Lines(lines), EndpointBody::Whole(body)) = (&request.headers, body) else {
         return None;
     };
     let checked = || check_head(call, endpoint, (request, peer));
     match endpoint {
-        Endpoint::Check if body.len() <= MAX_SINGLE => match checked() {
+        ServiceEndpoint::Check if body.len() <= MAX_SINGLE => match checked() {
             Ok(()) => check(call, body),
             Err(error) => Some(Err(error)),
         },
-        Endpoint::Authorize => Some(checked().and_then(|()| authorize(call, lines, (request, peer)))),
+        ServiceEndpoint::Authorize => Some(checked().and_then(|()| authorize(call, lines, (request, peer)))),
         _ => None,
     }
 }

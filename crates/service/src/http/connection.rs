@@ -22,7 +22,7 @@ use tokio::time::{MissedTickBehavior, interval};
 use super::dispatch::dispatch;
 use super::idle_timeout::{ConnectionCounts, CountedIo, IdleTimeout, TICK};
 use super::plain_connection::PlainConnection;
-use super::request::{EndpointRequest, RequestBody, RequestHeaders};
+use super::request::{EndpointBody, EndpointRequest, RequestHeaders};
 use crate::accept::ServiceConnection;
 use crate::worker::ServiceWorker;
 
@@ -78,7 +78,7 @@ async fn serve_any<S, IO>(
                 let (path, authority) = (uri.path(), uri.host());
                 let headers = RequestHeaders::Map(headers);
                 let request = EndpointRequest { method, path, authority, version, headers };
-                let response = dispatch(&worker, peer, request, RequestBody::Stream(body)).await;
+                let response = dispatch(&worker, peer, request, EndpointBody::Stream(body)).await;
                 drop(in_flight);
                 Ok::<_, Infallible>(response.into_hyper())
             }

@@ -12,7 +12,7 @@ use tidegate_telemetry::{Protocol, RequestRecord, RequestSummary};
 use super::at_once;
 use super::authorize::{self, authorize};
 use super::error::HttpError;
-use super::request::{EndpointRequest, RequestBody, RequestHeaders};
+use super::request::{EndpointBody, EndpointRequest, RequestHeaders};
 use super::response::{HttpAnswer, HttpResponse};
 use super::{charges, check, original};
 use crate::auth;
@@ -28,7 +28,7 @@ const OPENAPI: &[u8] = include_bytes!("openapi.json");
 
 /// What a path asks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Endpoint {
+pub(super) enum ServiceEndpoint {
     Check,
     Peek,
     Refund,
@@ -43,7 +43,7 @@ pub(super) enum Endpoint {
     Health,
 }
 
-impl Endpoint {
+impl ServiceEndpoint {
     fn find(path: &str) -> Option<Self> {
         Some(match path {
             "/v1/check" => Self::Check,
@@ -83,7 +83,7 @@ pub(super) struct EndpointCall<'c, S> {
 
 /// Whether there is an endpoint with this path.
 pub(super) fn is_endpoint(path: &str) -> bool {
-    Endpoint::find(path).is_some()
+    ServiceEndpoint::find(path).is_some()
 }
 
 /// Answers a request.
@@ -91,10 +91,10 @@ pub(super) async fn dispatch<S: Store + 'static>(
     worker: &Rc<ServiceWorker<S>>,
     peer: IpAddr,
     request: EndpointRequest<'_>,
-    body: RequestBody<'_>,
+    body: EndpointBody<'_>,
 ) -> HttpResponse {
-    let endpoint = match Endpoint::find(request.path) {
-        Some(Endpoint::Health) if Endpoint::Health.allows(&request.method) => {
+    let endpoint = match ServiceEndpoint::find(request.path) {
+        Some(ServiceEndpoint::Health) if ServiceEndpoint::Health.allows(&request.method) => {
             return HttpResponse::new("text/plain", b"ok\n".as_slice());
         }
         Some(endpoint) => endpoint,
@@ -105,7 +105,7 @@ pub(super) async fn dispatch<S: Store + 'static>(
     let mut call = EndpointCall { worker, policy, record };
     call.record.join_trace(|| request.headers.values("traceparent"));
     call.record.describe(|| summarize(&request, peer));
-    let is_authorize = endpoint == Endpoint::Authorize;
+    let is_authorize = endpoint == ServiceEndpoint::Authorize;
     let style = if is_authorize { authorize::body_style(&call) } else { BodyStyle::Problem };
     // The first way needs no room for a future, whose size would cost as much as the decision.
     let answered = match at_once::answer(&mut call, endpoint, (&request, peer), &body) {
@@ -127,35 +127,37 @@ pub(super) async fn dispatch<S: Store + 'static>(
 
 async fn answer<S: Store + 'static>(
     call: &mut EndpointCall<'_, S>,
-    endpoint: Endpoint,
+    endpoint: ServiceEndpoint,
     (request, peer): (EndpointRequest<'_>, IpAddr),
-    body: RequestBody<'_>,
+    body: EndpointBody<'_>,
 ) -> Result<HttpAnswer<S>, HttpError> {
     check_head(call, endpoint, (&request, peer))?;
     match endpoint {
-        Endpoint::OpenApi => return Ok(HttpResponse::new("application/json", OPENAPI).into()),
-        Endpoint::Authorize => {
+        ServiceEndpoint::OpenApi => return Ok(HttpResponse::new("application/json", OPENAPI).into()),
+        ServiceEndpoint::Authorize => {
             let headers = request.headers.into_map()?;
             return authorize(call, (headers, peer), request.version).await;
         }
         _ => {}
     }
-    let max = if endpoint == Endpoint::Check { MAX_BATCH_BODY } else { MAX_BODY };
+    let max = if endpoint == ServiceEndpoint::Check { MAX_BATCH_BODY } else { MAX_BODY };
     let body = body.read(max).await?;
     let answered = match endpoint {
-        Endpoint::Check => check::check(call, &body).await,
-        Endpoint::Peek => check::peek(call, &body).await,
-        Endpoint::Refund => charges::refund(call, &body).await,
-        Endpoint::Reset => charges::reset(call, &body).await,
-        Endpoint::Reserve => charges::reserve(call, &body).await,
-        Endpoint::Commit => charges::commit(call, &body).await,
-        Endpoint::Json => {
+        ServiceEndpoint::Check => check::check(call, &body).await,
+        ServiceEndpoint::Peek => check::peek(call, &body).await,
+        ServiceEndpoint::Refund => charges::refund(call, &body).await,
+        ServiceEndpoint::Reset => charges::reset(call, &body).await,
+        ServiceEndpoint::Reserve => charges::reserve(call, &body).await,
+        ServiceEndpoint::Commit => charges::commit(call, &body).await,
+        ServiceEndpoint::Json => {
             let (status, json) = grpc::json::handle(call.worker, peer, &body, &mut call.record).await;
             let status = StatusCode::from_u16(status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
             Ok(HttpResponse { status, ..HttpResponse::json(json.into_bytes()) })
         }
         // Answered above.
-        Endpoint::Authorize | Endpoint::OpenApi | Endpoint::Health => Err(HttpError::NoEndpoint),
+        ServiceEndpoint::Authorize | ServiceEndpoint::OpenApi | ServiceEndpoint::Health => {
+            Err(HttpError::NoEndpoint)
+        }
     };
     answered.map(HttpAnswer::from)
 }
@@ -163,7 +165,7 @@ async fn answer<S: Store + 'static>(
 /// Checks everything that does not depend on the body.
 pub(super) fn check_head<S: Store + 'static>(
     call: &EndpointCall<'_, S>,
-    endpoint: Endpoint,
+    endpoint: ServiceEndpoint,
     (request, peer): (&EndpointRequest<'_>, IpAddr),
 ) -> Result<(), HttpError> {
     if let Some(allowed) = endpoint.methods().filter(|_| !endpoint.allows(&request.method)) {
@@ -171,9 +173,9 @@ pub(super) fn check_head<S: Store + 'static>(
     }
     check_token(call, endpoint, &request.headers)?;
     match endpoint {
-        Endpoint::OpenApi | Endpoint::Health => Ok(()),
-        Endpoint::Authorize if authorize::is_trusted(call, peer) => Ok(()),
-        Endpoint::Authorize => Err(HttpError::UntrustedPeer),
+        ServiceEndpoint::OpenApi | ServiceEndpoint::Health => Ok(()),
+        ServiceEndpoint::Authorize if authorize::is_trusted(call, peer) => Ok(()),
+        ServiceEndpoint::Authorize => Err(HttpError::UntrustedPeer),
         _ => check_content_type(&request.headers),
     }
 }
@@ -181,14 +183,14 @@ pub(super) fn check_head<S: Store + 'static>(
 /// Checks the token of the listener. The `Authorization` of a request to `authorize` is that of the original client.
 fn check_token<S: Store + 'static>(
     call: &EndpointCall<'_, S>,
-    endpoint: Endpoint,
+    endpoint: ServiceEndpoint,
     headers: &RequestHeaders<'_>,
 ) -> Result<(), HttpError> {
     let service = &call.policy.tokens;
     if !auth::needs_token(service, Protocol::Http) {
         return Ok(());
     }
-    let (given, header) = if endpoint == Endpoint::Authorize {
+    let (given, header) = if endpoint == ServiceEndpoint::Authorize {
         (headers.single(original::TOKEN_NAME), "X-Tidegate-Token")
     } else {
         let bearer = |value: &'_ [u8]| value.len() > 7 && value[..7].eq_ignore_ascii_case(b"bearer ");

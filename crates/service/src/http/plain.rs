@@ -9,7 +9,7 @@ use http::header::{CONTENT_LENGTH, HeaderName};
 use http::{Method, Version, header};
 
 use super::dispatch::is_endpoint;
-use super::request::{EndpointRequest, RequestBody, RequestHeaders};
+use super::request::{EndpointBody, EndpointRequest, RequestHeaders};
 
 /// The most headers of a plain request.
 pub(super) const MAX_LINES: usize = 32;
@@ -22,7 +22,7 @@ pub(super) type LineBuffer<'r> = [MaybeUninit<httparse::Header<'r>>; MAX_LINES];
 /// A plain request that was read completely.
 pub(super) struct PlainRequest<'r> {
     pub(super) head: EndpointRequest<'r>,
-    pub(super) body: RequestBody<'r>,
+    pub(super) body: EndpointBody<'r>,
     /// The bytes of both.
     pub(super) length: usize,
 }
@@ -41,7 +41,7 @@ impl<'r> PlainRequest<'r> {
         let path = request.path.filter(|path| request.version == Some(1) && is_endpoint(path))?;
         let lines: &'r [httparse::Header<'r>] = request.headers;
         let length = body_start + body_length(lines)?;
-        let body = RequestBody::Whole(input.get(body_start..length)?);
+        let body = EndpointBody::Whole(input.get(body_start..length)?);
         let headers = RequestHeaders::Lines(lines);
         let head = EndpointRequest { method, path, authority: None, version: Version::HTTP_11, headers };
         Some(Self { head, body, length })
@@ -89,7 +89,7 @@ mod tests {
     fn parse(input: &str) -> Option<(usize, String)> {
         let mut lines = [const { MaybeUninit::uninit() }; MAX_LINES];
         let request = PlainRequest::parse(input.as_bytes(), &mut lines)?;
-        let RequestBody::Whole(body) = request.body else { return None };
+        let EndpointBody::Whole(body) = request.body else { return None };
         Some((request.length, String::from_utf8(body.to_vec()).unwrap()))
     }
 

@@ -25,7 +25,7 @@ pub(super) enum RequestHeaders<'r> {
 }
 
 /// The body of a request.
-pub(super) enum RequestBody<'r> {
+pub(super) enum EndpointBody<'r> {
     /// It has arrived.
     Whole(&'r [u8]),
     /// It is still to be read.
@@ -93,7 +93,7 @@ pub(super) fn map_of(lines: &[httparse::Header<'_>]) -> Result<HeaderMap, HttpEr
     Ok(map)
 }
 
-impl<'r> RequestBody<'r> {
+impl<'r> EndpointBody<'r> {
     /// The whole body, if it has at most `max` bytes and arrives in time.
     pub(super) async fn read(self, max: usize) -> Result<WholeBody<'r>, HttpError> {
         match self {
