@@ -1,7 +1,7 @@
 //! Serves the plain requests of a connection.
 //!
-//! Requests are answered in the buffers of the worker into which they are read, so idle connections hold none. Whatever one
-//! read brings is answered with one write.
+//! Requests are answered in the buffers of the worker into which they are read, so idle connections hold next to nothing.
+//! Whatever one read brings is answered with one write.
 
 use std::future::poll_fn;
 use std::mem::MaybeUninit;
@@ -18,11 +18,13 @@ use super::dispatch::dispatch;
 use super::idle_timeout::{IDLE_TICKS, TICK};
 use super::plain::{MAX_LINES, PlainRequest};
 use super::state::ConnectionBuffers;
-use crate::connection_events::{ConnectionEvent, ConnectionEvents};
+use crate::connection_events::{ConnectionEvent, ConnectionEvents, requeue};
 use crate::worker::ServiceWorker;
 
 /// Responses are sent before they become longer than this, except for the last one.
 const MAX_OUTPUT: usize = 32 << 10;
+/// Responses up to this size wait until the other connections that are ready have had their turn.
+const SMALL_OUTPUT: usize = 1 << 10;
 /// The most bytes that are read while a request waits for its answer.
 const MAX_EARLY: usize = 16 << 10;
 
@@ -34,6 +36,8 @@ pub(super) struct PlainConnection<'c, S, IO> {
     events: ConnectionEvents,
     /// Ticks since the last request.
     idle_ticks: u32,
+    /// A small output that is to be sent. Its memory is kept.
+    deferred: Vec<u8>,
 }
 
 impl<'c, S, IO> PlainConnection<'c, S, IO>
@@ -47,7 +51,14 @@ where
         worker: &'c Rc<ServiceWorker<S>>,
         stop: &watch::Receiver<bool>,
     ) -> Self {
-        Self { io, peer, worker, events: ConnectionEvents::new(stop, TICK), idle_ticks: 0 }
+        Self {
+            io,
+            peer,
+            worker,
+            events: ConnectionEvents::new(stop, TICK),
+            idle_ticks: 0,
+            deferred: Vec::new(),
+        }
     }
 
     /// Serves requests until one is not plain, and returns what was read of it; `None` if the connection is to be closed.
@@ -57,6 +68,12 @@ where
             let answered = self.answer_all(&mut buffers, length).await;
             self.worker.http.put_back(buffers);
             let rest = answered?;
+            if !self.deferred.is_empty() {
+                requeue().await;
+                let mut deferred = std::mem::take(&mut self.deferred);
+                self.send(&mut deferred).await?;
+                self.deferred = deferred;
+            }
             if !rest.is_empty() {
                 return Some(rest);
             }
@@ -119,7 +136,11 @@ where
                 return None;
             }
         }
-        self.send(output).await?;
+        if output.len() <= SMALL_OUTPUT {
+            self.deferred.extend_from_slice(output);
+        } else {
+            self.send(output).await?;
+        }
         early.splice(..0, input.iter().copied());
         Some(early)
     }

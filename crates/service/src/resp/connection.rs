@@ -18,7 +18,7 @@ use super::batch::{BatchEnd, MAX_LOCKED_INPUT, MAX_LOCKED_OUTPUT, MAX_OUTPUT};
 use super::client_state::RespClientState;
 use super::workspace::Workspace;
 use crate::accept::ServiceConnection;
-use crate::connection_events::{ConnectionEvent, ConnectionEvents};
+use crate::connection_events::{ConnectionEvent, ConnectionEvents, requeue};
 use crate::worker::ServiceWorker;
 
 /// How often a connection is checked for progress.
@@ -205,9 +205,7 @@ where
         }
     }
 
-    /// Sends as much of `output` as the socket takes and keeps the rest. A small output is sent after the commands of all
-    /// connections that are ready: their clients then send their next commands together, which costs both sides fewer
-    /// wake-ups.
+    /// Sends as much of `output` as the socket takes and keeps the rest. A small output is deferred (see [`requeue`]).
     async fn send(&mut self, output: &mut Vec<u8>) {
         let mut sent = 0;
         if self.unsent.is_empty() && output.len() <= SMALL_OUTPUT {
@@ -319,19 +317,6 @@ where
         }
         Ok(())
     }
-}
-
-/// Lets the tasks that are ready run before this one.
-async fn requeue() {
-    let mut is_queued = false;
-    poll_fn(|cx| {
-        if std::mem::replace(&mut is_queued, true) {
-            return Poll::Ready(());
-        }
-        cx.waker().wake_by_ref();
-        Poll::Pending
-    })
-    .await;
 }
 
 #[cfg(test)]
