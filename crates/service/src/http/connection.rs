@@ -6,28 +6,29 @@ use std::pin::pin;
 use std::rc::Rc;
 use std::time::Duration;
 
-use bytes::Bytes;
 use http::request::Parts;
-use http::{Request, Version};
+use http::{Method, Request, Version};
 use hyper::body::Incoming;
 use hyper::rt::Executor;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::server::conn::auto;
 use tidegate_store::Store;
-use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt};
 use tokio::sync::watch;
-use tokio::time::{MissedTickBehavior, interval};
+use tokio::time::{MissedTickBehavior, interval, timeout};
 
 use super::dispatch::dispatch;
 use super::idle_timeout::{ConnectionCounts, CountedIo, IdleTimeout, TICK};
-use super::plain_connection::PlainConnection;
+use super::plain_connection::{PlainConnection, PlainRest};
 use super::request::{EndpointBody, EndpointRequest, RequestHeaders};
 use crate::accept::ServiceConnection;
 use crate::worker::ServiceWorker;
 
 /// The longest head, and the most bytes of a body that are buffered before they are read.
 const MAX_HEAD: u32 = 32 << 10;
+/// The time for the end of a connection to be sent.
+const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(1);
 /// HTTP/2 requests of a connection at once. Each may buffer a batch, so this also limits the memory of a connection.
 const MAX_STREAMS: u32 = 32;
 
@@ -49,15 +50,16 @@ where
 {
     let ServiceConnection { mut io, peer, worker, stop } = connection;
     let peer = peer.ip().to_canonical();
-    let rest = PlainConnection::new(&mut io, peer, &worker, &stop).run().await;
-    if let Some(rest) = rest {
-        Box::pin(serve_any((io, rest.into()), peer, worker, stop)).await;
+    match PlainConnection::new(&mut io, peer, &worker, &stop).run().await {
+        Some(rest) => Box::pin(serve_any((io, rest), peer, worker, stop)).await,
+        // TLS has to be told that this is the end. The client may be gone.
+        None => drop(timeout(SHUTDOWN_TIMEOUT, io.shutdown()).await),
     }
 }
 
-/// Serves any request. `before` was read already.
+/// Serves any request, of which `rest` was read already.
 async fn serve_any<S, IO>(
-    (io, before): (IO, Bytes),
+    (io, rest): (IO, PlainRest),
     peer: IpAddr,
     worker: Rc<ServiceWorker<S>>,
     mut stop: watch::Receiver<bool>,
@@ -66,7 +68,7 @@ async fn serve_any<S, IO>(
     IO: AsyncRead + AsyncWrite + Unpin + 'static,
 {
     let counts = Rc::new(ConnectionCounts::default());
-    let io = TokioIo::new(CountedIo::new(io, before, &counts));
+    let io = TokioIo::new(CountedIo::new(io, rest.bytes, &counts));
     let (worker, counted) = (&worker, &counts);
     let service = {
         let (worker, counts) = (Rc::clone(worker), Rc::clone(counted));
@@ -75,18 +77,18 @@ async fn serve_any<S, IO>(
             let in_flight = counts.begin_request(request.version() == Version::HTTP_2);
             async move {
                 let (Parts { method, uri, version, headers, .. }, body) = request.into_parts();
-                let (path, authority) = (uri.path(), uri.host());
+                let (path, authority, is_head) = (uri.path(), uri.host(), method == Method::HEAD);
                 let headers = RequestHeaders::Map(headers);
                 let request = EndpointRequest { method, path, authority, version, headers };
                 let response = dispatch(&worker, peer, request, EndpointBody::Stream(body)).await;
                 drop(in_flight);
-                Ok::<_, Infallible>(response.into_hyper())
+                Ok::<_, Infallible>(response.into_hyper(is_head))
             }
         })
     };
-    let builder = builder();
+    let builder = if rest.is_first { builder() } else { builder().http1_only() };
     let mut connection = pin!(builder.serve_connection(io, service));
-    let mut timeout = IdleTimeout::default();
+    let mut idle = IdleTimeout::default();
     let mut ticks = interval(TICK);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     ticks.reset();
@@ -101,7 +103,7 @@ async fn serve_any<S, IO>(
                 connection.as_mut().graceful_shutdown();
             }
             _ = ticks.tick() => {
-                if timeout.has_passed(&counts) {
+                if idle.has_passed(&counts) {
                     return;
                 }
             }

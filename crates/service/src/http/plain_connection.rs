@@ -10,6 +10,7 @@ use std::pin::{Pin, pin};
 use std::rc::Rc;
 use std::task::{Context, Poll};
 
+use bytes::Bytes;
 use tidegate_store::Store;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::sync::watch;
@@ -36,8 +37,17 @@ pub(super) struct PlainConnection<'c, S, IO> {
     events: ConnectionEvents,
     /// Ticks since the last request.
     idle_ticks: u32,
+    /// Whether a request was answered.
+    has_answered: bool,
     /// A small output that is to be sent. Its memory is kept.
     deferred: Vec<u8>,
+}
+
+/// What was read of a request that is not plain.
+pub(super) struct PlainRest {
+    pub(super) bytes: Bytes,
+    /// Whether it is the first request of its connection. Only then may it be the beginning of HTTP/2.
+    pub(super) is_first: bool,
 }
 
 impl<'c, S, IO> PlainConnection<'c, S, IO>
@@ -57,12 +67,13 @@ where
             worker,
             events: ConnectionEvents::new(stop, TICK),
             idle_ticks: 0,
+            has_answered: false,
             deferred: Vec::new(),
         }
     }
 
     /// Serves requests until one is not plain, and returns what was read of it; `None` if the connection is to be closed.
-    pub(super) async fn run(mut self) -> Option<Vec<u8>> {
+    pub(super) async fn run(mut self) -> Option<PlainRest> {
         loop {
             let (mut buffers, length) = poll_fn(|cx| self.poll_read(cx)).await?;
             let answered = self.answer_all(&mut buffers, length).await;
@@ -75,7 +86,7 @@ where
                 self.deferred = deferred;
             }
             if !rest.is_empty() {
-                return Some(rest);
+                return Some(PlainRest { bytes: rest.into(), is_first: !self.has_answered });
             }
         }
     }
@@ -117,17 +128,28 @@ where
     async fn answer_all(&mut self, buffers: &mut ConnectionBuffers, length: usize) -> Option<Vec<u8>> {
         let ConnectionBuffers { read, output } = buffers;
         let mut input = read.get(..length)?;
-        let (worker, now, mut early) = (self.worker, self.worker.now(), Vec::new());
-        while !input.is_empty() {
+        let (worker, mut early) = (self.worker, Vec::new());
+        loop {
+            input = skip_empty_lines(input);
+            if input.is_empty() {
+                break;
+            }
             let mut lines = [const { MaybeUninit::uninit() }; MAX_LINES];
             let Some(PlainRequest { head, body, length }) = PlainRequest::parse(input, &mut lines) else {
                 break;
             };
-            let answering = pin!(dispatch(worker, self.peer, head, body));
-            let response = while_connected(answering, self.io, &mut early).await?;
-            self.idle_ticks = 0;
+            let mut answering = pin!(dispatch(worker, self.peer, head, body));
+            let response = match poll_fn(|cx| Poll::Ready(answering.as_mut().poll(cx))).await {
+                Poll::Ready(response) => response,
+                Poll::Pending => {
+                    // The answers to earlier requests do not wait for this one.
+                    self.send(output).await?;
+                    while_connected(answering, self.io, &mut early).await?
+                }
+            };
+            (self.idle_ticks, self.has_answered) = (0, true);
             let closes = self.events.is_stopped();
-            worker.http.with_date(now, |date| response.write(date, closes, output));
+            worker.http.with_date(worker.now(), |date| response.write(date, closes, output));
             input = input.get(length..)?;
             if closes || output.len() > MAX_OUTPUT {
                 self.send(output).await?;
@@ -165,6 +187,14 @@ where
         output.clear();
         Some(())
     }
+}
+
+/// Clients may send empty lines before a request.
+fn skip_empty_lines(mut input: &[u8]) -> &[u8] {
+    while let Some(rest) = input.strip_prefix(b"\r\n") {
+        input = rest;
+    }
+    input
 }
 
 /// The result of `answering`; `None` if the client closes the connection before: then nobody waits for the answer. What the

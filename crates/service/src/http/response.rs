@@ -3,7 +3,7 @@
 use std::borrow::Cow;
 
 use bytes::Bytes;
-use http::header::{CONTENT_TYPE, HeaderMap, HeaderValue};
+use http::header::{CONTENT_LENGTH, CONTENT_TYPE, HeaderMap, HeaderValue};
 use http::{Response, StatusCode};
 use http_body_util::Full;
 use tidegate_headers::RateLimitHeaders;
@@ -57,16 +57,20 @@ impl HttpResponse {
         Self::new("application/json", json)
     }
 
-    /// The response for hyper.
-    pub(super) fn into_hyper(self) -> Response<Full<Bytes>> {
+    /// The response for hyper. That to a `HEAD` request has no body: over HTTP/2, hyper would send it.
+    pub(super) fn into_hyper(self, is_head: bool) -> Response<Full<Bytes>> {
         let Self { status, content_type, limits, headers, body } = self;
         let body = match body {
             Cow::Borrowed(body) => Bytes::from_static(body),
             Cow::Owned(body) => Bytes::from(body),
         };
-        let mut response = Response::new(Full::new(body));
+        let length = body.len();
+        let mut response = Response::new(Full::new(if is_head { Bytes::new() } else { body }));
         *response.status_mut() = status;
         *response.headers_mut() = headers;
+        if is_head {
+            response.headers_mut().insert(CONTENT_LENGTH, length.into());
+        }
         if let Some(content_type) = content_type {
             response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(content_type));
         }
@@ -127,7 +131,7 @@ mod tests {
                         allow: POST\r\nconnection: close\r\ncontent-length: 2\r\n\
                         date: Mon, 16 Nov 2026 10:00:00 GMT\r\n\r\n{}";
         assert_eq!(String::from_utf8(output).unwrap(), expected);
-        let response = response.into_hyper();
+        let response = response.into_hyper(false);
         assert_eq!(response.status(), 405);
         let headers = response.headers();
         assert_eq!(

@@ -109,7 +109,8 @@ impl CommandInfo {
 /// Whether `arguments` are those of a `CL.THROTTLE` command.
 #[inline]
 pub(crate) fn is_throttle(arguments: &Arguments<'_>) -> bool {
-    arguments.get(0).is_some_and(|name| name.eq_ignore_ascii_case(b"cl.throttle"))
+    let is = |name: &[u8]| name == b"CL.THROTTLE" || name.eq_ignore_ascii_case(b"cl.throttle");
+    arguments.get(0).is_some_and(is)
 }
 
 /// Executes any command but `CL.THROTTLE` and those of transactions, and writes its reply.

@@ -166,6 +166,13 @@ impl<'a> Arguments<'a> {
         self.spans.get(index).copied()
     }
 
+    /// The arguments from `first` to `last` as they were sent, with the framing between them. `None` if one of them is missing, or
+    /// if there is no framing: the words of an inline command are joined, and other words may be the same text.
+    pub(crate) fn framed_text(&self, first: usize, last: usize) -> Option<&'a [u8]> {
+        let (span, next, last) = (self.span(first)?, self.span(first + 1)?, self.span(last)?);
+        (next.start > span.end).then(|| Span { start: span.start, end: last.end }.of(self.bytes))
+    }
+
     /// The bytes to which spans refer.
     pub(crate) fn bytes(&self) -> &'a [u8] {
         self.bytes
@@ -186,6 +193,17 @@ fn parse_length(
     start: usize,
     invalid: FrameError,
 ) -> Result<Option<(Option<usize>, usize)>, FrameError> {
+    // Nearly all numbers have one or two digits.
+    match input.get(start..).and_then(<[u8]>::first_chunk) {
+        Some([digit @ b'0'..=b'9', b'\r', b'\n', _]) => {
+            return Ok(Some((Some(usize::from(digit - b'0')), start + 3)));
+        }
+        Some([tens @ b'0'..=b'9', ones @ b'0'..=b'9', b'\r', b'\n']) => {
+            let number = usize::from(tens - b'0') * 10 + usize::from(ones - b'0');
+            return Ok(Some((Some(number), start + 4)));
+        }
+        _ => {}
+    }
     let is_negative = input.get(start) == Some(&b'-');
     let first = start + usize::from(is_negative);
     let (mut position, mut number) = (first, 0);

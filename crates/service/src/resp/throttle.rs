@@ -11,7 +11,7 @@ use tidegate_telemetry::{DecisionKind, Protocol};
 use super::command::parse_integer;
 use super::frame::{Arguments, Span};
 use super::limit_cache::{LimitCache, LimitParameters, LimitParametersError};
-use super::reply::ReplyWriter;
+use super::reply::{ReplyWriter, saturated};
 use crate::immediate::poll_immediate;
 use crate::worker::ServiceWorker;
 
@@ -51,6 +51,15 @@ struct PendingThrottle {
     cost: Cost,
 }
 
+/// The limit of the last command. Most commands have the same one, and need not be read to their last digit.
+#[derive(Debug)]
+struct LastLimit {
+    /// The arguments as they were sent, with the framing between them.
+    text: Box<[u8]>,
+    parameters: LimitParameters,
+    limit: Limit,
+}
+
 /// Consecutive `CL.THROTTLE` commands that are decided together.
 #[derive(Debug, Default)]
 pub(crate) struct ThrottleBatch {
@@ -58,6 +67,7 @@ pub(crate) struct ThrottleBatch {
     /// The limits of the commands. Successive commands with the same limit share one.
     limits: Vec<(LimitParameters, Limit)>,
     decisions: Vec<Decision>,
+    last: Option<LastLimit>,
 }
 
 impl ThrottleBatch {
@@ -85,14 +95,21 @@ impl ThrottleBatch {
             Some(None) => Err(ThrottleError::NoInteger { name }),
             None => Ok(1),
         };
-        let parameters = LimitParameters {
-            max_burst: number(2, "max_burst")?,
-            count: number(3, "count")?,
-            period: number(4, "period")?,
-        };
+        let text = arguments.framed_text(2, 4);
+        if text.is_none() || self.last.as_ref().is_none_or(|last| text != Some(&*last.text)) {
+            let parameters = LimitParameters {
+                max_burst: number(2, "max_burst")?,
+                count: number(3, "count")?,
+                period: number(4, "period")?,
+            };
+            let limit = cache.borrow_mut().get(parameters)?;
+            self.last = Some(LastLimit { text: text.unwrap_or_default().into(), parameters, limit });
+        }
         let cost = Cost::new(number(5, "quantity")?);
-        if self.limits.last().is_none_or(|(last, _)| *last != parameters) {
-            self.limits.push((parameters, cache.borrow_mut().get(parameters)?));
+        if let Some(LastLimit { parameters, limit, .. }) = &self.last
+            && self.limits.last().is_none_or(|(last, _)| last != parameters)
+        {
+            self.limits.push((*parameters, *limit));
         }
         let key = Span { start: key.start + offset, end: key.end + offset };
         self.pending.push(PendingThrottle { key, limit: self.limits.len() - 1, cost });
@@ -107,7 +124,7 @@ impl ThrottleBatch {
         replies: &mut ReplyWriter<'_>,
     ) {
         let start = worker.limiter.clock().read();
-        let Self { pending, limits, decisions } = self;
+        let Self { pending, limits, decisions, .. } = self;
         let is_decided = if worker.limiter.store().is_immediate() {
             decide_at_once(bytes, (pending, limits), (worker, start.at), decisions)
         } else {
@@ -124,7 +141,7 @@ impl ThrottleBatch {
         worker: &ServiceWorker<S>,
         replies: &mut ReplyWriter<'_>,
     ) {
-        let Self { pending, limits, decisions } = self;
+        let Self { pending, limits, decisions, .. } = self;
         let counts = if is_decided {
             write_decisions(decisions, replies)
         } else {
@@ -213,10 +230,6 @@ fn write_decision(decision: &Decision, replies: &mut ReplyWriter<'_>) {
         .outcomes
         .first()
         .map_or((0, 0, 0), |outcome| (outcome.limit, outcome.remaining, outcome.reset_after.as_secs_ceil()));
-    replies.array(5);
-    replies.integer(i64::from(!decision.passes()));
-    replies.count(limit);
-    replies.count(remaining);
-    replies.integer(retry_after);
-    replies.count(reset_after);
+    let [limit, remaining, reset_after] = [limit, remaining, reset_after].map(saturated);
+    replies.integers([i64::from(!decision.passes()), limit, remaining, retry_after, reset_after]);
 }

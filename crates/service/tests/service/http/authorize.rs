@@ -172,7 +172,7 @@ fn authorize_addresses_before_the_stated_one_are_not_believed_if_only_the_proxy_
 }
 
 /// A request each hour, in order of arrival.
-const SLOW: &str = "rate_limits: { default: { requests: 1, window: 1h, algorithm: leaky_bucket, burst: 2000, max_wait: 2000h } }";
+pub(super) const SLOW: &str = "rate_limits: { default: { requests: 1, window: 1h, algorithm: leaky_bucket, burst: 2000, max_wait: 2000h } }";
 
 impl TestService {
     /// How long the next request of a client would wait, in hours.

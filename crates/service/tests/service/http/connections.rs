@@ -37,6 +37,47 @@ async fn request_followed_by_the_start_of_another_is_answered() {
 }
 
 #[tokio::test]
+async fn answer_does_not_wait_for_a_later_request_that_is_delayed() {
+    let service = TestService::start(super::authorize::SLOW);
+    let mut client = RawClient::connect(service.address(Protocol::Http)).await;
+    let authorize = "GET /v1/authorize HTTP/1.1\r\nHost: a\r\nX-Original-Method: GET\r\nX-Original-URI: /\r\n\
+                     X-Original-Host: a\r\nX-Real-IP: 192.0.2.7\r\n\r\n";
+    client.send(authorize.repeat(2).as_bytes()).await;
+    assert_eq!(client.response().await.expect("the answer that is not delayed").status, 200);
+}
+
+#[tokio::test]
+async fn empty_lines_between_requests_are_ignored() {
+    let service = TestService::start(POLICY);
+    let mut client = RawClient::connect(service.address(Protocol::Http)).await;
+    for remaining in [9, 8] {
+        client.send(format!("\r\n{}\r\n\r\n", post("")).as_bytes()).await;
+        assert_eq!(client.response().await.expect("a response").json()["remaining"], remaining);
+    }
+}
+
+#[tokio::test]
+async fn http2_after_a_request_of_http1_is_not_served() {
+    let service = TestService::start(POLICY);
+    let mut client = RawClient::connect(service.address(Protocol::Http)).await;
+    client.send(format!("{}PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", post("")).as_bytes()).await;
+    assert_eq!(client.response().await.expect("a response").status, 200);
+    assert!(client.response().await.is_none(), "closed");
+}
+
+#[tokio::test]
+async fn head_has_the_length_of_the_body_and_no_body() {
+    let service = TestService::start(POLICY);
+    let mut client = http2(service.address(Protocol::Http)).await;
+    for path in ["healthz", "openapi.json", "v1/check"] {
+        let request = Request::head(format!("http://a/{path}")).body(Full::new(Bytes::new())).unwrap();
+        let response = CollectedResponse::of(client.send_request(request).await.unwrap()).await;
+        let length = response.headers["content-length"].to_str().unwrap().parse::<usize>().unwrap();
+        assert!(length > 0 && response.body.is_empty(), "{path}: {length}, {:?}", response.body);
+    }
+}
+
+#[tokio::test]
 async fn head_that_cannot_be_parsed_is_answered() {
     let service = TestService::start(POLICY);
     let many = "X-A: 1\r\n".repeat(120);

@@ -153,6 +153,27 @@ fn throttle_keys_have_separate_counters_and_differ_from_rules() {
 }
 
 #[test]
+fn throttle_limits_with_the_same_digits_are_different_limits() {
+    let service = TestService::start("{}");
+    let mut client = RespClient::connect(&service);
+    let commands = [("15 3 60", 16), ("1 53 60", 2), ("1 5 360", 2), ("15 36 0", 0), ("15 3 60", 16)];
+    for (number, (limit, capacity)) in commands.into_iter().enumerate() {
+        for is_inline in [true, false] {
+            let words = format!("CL.THROTTLE {is_inline}{number} {limit}");
+            client.send(if is_inline { format!("{words}\r\n").into_bytes() } else { super::encode(&words) });
+            match client.reply() {
+                super::Reply::Array(reply) => {
+                    assert_eq!(reply[1], super::Reply::Integer(capacity), "{words}");
+                }
+                reply => {
+                    assert_eq!((capacity, matches!(reply, super::Reply::Error(_))), (0, true), "{words}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
 fn throttle_invalid_arguments_state_what_is_wrong() {
     let service = TestService::start("{}");
     let mut client = RespClient::connect(&service);
