@@ -66,13 +66,14 @@ impl Telemetry {
     /// Creates the recorder of one core for requests of `protocol`.
     pub fn recorder(&self, protocol: Protocol, clock: Arc<dyn Clock>) -> Recorder {
         let handle = self.is_on.then(|| self.metrics.handle(protocol));
-        Recorder { handle, log: self.log.clone(), tracer: self.tracer.clone(), clock }
+        Recorder { protocol, handle, log: self.log.clone(), tracer: self.tracer.clone(), clock }
     }
 }
 
 /// Creates the records of one core.
 #[derive(Debug)]
 pub struct Recorder {
+    protocol: Protocol,
     handle: Option<MetricsHandle>,
     log: Log,
     tracer: Tracer,
@@ -160,7 +161,8 @@ impl<'t> RequestRecord<'t> {
     pub fn describe(&mut self, summary: impl FnOnce() -> RequestSummary) {
         let is_traced = self.trace.is_some_and(|(trace, _)| trace.context.sampled);
         if self.sampled.if_admitted || self.sampled.if_rejected || is_traced {
-            self.access = Some(Box::new(AccessEntry::new(summary(), self.recorder.clock.read())));
+            let Recorder { protocol, clock, .. } = self.recorder;
+            self.access = Some(Box::new(AccessEntry::new(*protocol, summary(), clock.read())));
         }
     }
 
@@ -257,7 +259,7 @@ impl<'t> RequestRecord<'t> {
 
 impl Drop for RequestRecord<'_> {
     fn drop(&mut self) {
-        let Recorder { handle, log, tracer, clock } = self.recorder;
+        let Recorder { handle, log, tracer, clock, .. } = self.recorder;
         if let Some(handle) = handle {
             if let Some((decision, nanos)) = self.decision {
                 handle.record_decision(decision, nanos);

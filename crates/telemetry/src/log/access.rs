@@ -8,7 +8,7 @@ use tidegate_policy::ClientName;
 use tidegate_store::ClockReading;
 
 use super::json::JsonLine;
-use crate::metrics::{AttemptResult, DecisionKind};
+use crate::metrics::{AttemptResult, DecisionKind, Protocol};
 use crate::trace::number;
 
 /// The properties of a request that are logged. They contain no secrets.
@@ -31,6 +31,7 @@ pub struct RequestSummary {
 /// A request that may get a log line or a trace.
 #[derive(Debug)]
 pub(crate) struct AccessEntry {
+    protocol: Protocol,
     pub(crate) summary: RequestSummary,
     pub(crate) start: ClockReading,
     pub(crate) decision_start: Option<Timestamp>,
@@ -62,8 +63,9 @@ pub(crate) struct AttemptEntry {
 }
 
 impl AccessEntry {
-    pub(crate) fn new(summary: RequestSummary, start: ClockReading) -> Self {
+    pub(crate) fn new(protocol: Protocol, summary: RequestSummary, start: ClockReading) -> Self {
         Self {
+            protocol,
             summary,
             start,
             decision_start: None,
@@ -97,6 +99,7 @@ impl AccessEntry {
     pub(crate) fn request_attributes(&self) -> Vec<KeyValue> {
         let RequestSummary { method, host, path, peer, version, .. } = &self.summary;
         let mut attributes = vec![
+            KeyValue::new("tidegate.protocol", self.protocol.name()),
             KeyValue::new("http.request.method", method.clone()),
             KeyValue::new("url.path", path.clone()),
             KeyValue::new("server.address", host.clone()),
@@ -146,6 +149,7 @@ impl AccessEntry {
         if let Some(trace_id) = trace_id {
             line.text("trace_id", trace_id);
         }
+        line.text("protocol", self.protocol.name());
         line.text("method", method);
         line.text("host", host);
         line.text("path", path);
