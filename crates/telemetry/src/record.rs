@@ -5,7 +5,8 @@ use std::sync::Arc;
 use tidegate_core::{RuleId, Timestamp};
 use tidegate_store::{Clock, ClockReading};
 
-use crate::log::{AccessEntry, AttemptEntry, Log, RequestSummary};
+use crate::command::CommandLog;
+use crate::log::{AccessEntry, AccessSubject, AttemptEntry, Log, RequestSummary};
 use crate::metrics::{
     AttemptResult, DecisionKind, Exposition, MetricKind, Metrics, MetricsHandle, MetricsReader, Protocol,
     RuleSlots, UpstreamCounts,
@@ -73,11 +74,11 @@ impl Telemetry {
 /// Creates the records of one core.
 #[derive(Debug)]
 pub struct Recorder {
-    protocol: Protocol,
+    pub(crate) protocol: Protocol,
     handle: Option<MetricsHandle>,
-    log: Log,
-    tracer: Tracer,
-    clock: Arc<dyn Clock>,
+    pub(crate) log: Log,
+    pub(crate) tracer: Tracer,
+    pub(crate) clock: Arc<dyn Clock>,
 }
 
 impl Recorder {
@@ -104,6 +105,13 @@ impl Recorder {
     /// The counters, for requests that are neither logged nor traced; `None` if telemetry is off.
     pub fn counters(&self) -> Option<&MetricsHandle> {
         self.handle.as_ref()
+    }
+
+    /// The log and the traces of commands; `None` if no command gets a line or a span now. Commands that are decided together
+    /// need only one.
+    #[inline]
+    pub fn command_log(&self) -> Option<CommandLog<'_>> {
+        CommandLog::new(self)
     }
 
     /// Counts a client connection: accepted, or closed because the connection limit was reached.
@@ -162,7 +170,8 @@ impl<'t> RequestRecord<'t> {
         let is_traced = self.trace.is_some_and(|(trace, _)| trace.context.sampled);
         if self.sampled.if_admitted || self.sampled.if_rejected || is_traced {
             let Recorder { protocol, clock, .. } = self.recorder;
-            self.access = Some(Box::new(AccessEntry::new(*protocol, summary(), clock.read())));
+            self.access =
+                Some(Box::new(AccessEntry::new(*protocol, AccessSubject::Request(summary()), clock.read())));
         }
     }
 
