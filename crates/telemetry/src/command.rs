@@ -10,7 +10,7 @@ use tidegate_store::ClockReading;
 use crate::log::{AccessEntry, AccessSubject, LogSampling};
 use crate::metrics::DecisionKind;
 use crate::record::Recorder;
-use crate::trace::{TraceSpans, span_id};
+use crate::trace::{TraceContext, TraceSpans, span_id};
 
 /// Longer names are shortened like secrets.
 const MAX_NAME: usize = 120;
@@ -101,7 +101,7 @@ impl<'r> CommandLog<'r> {
         command.fill(&mut entry);
         let now = clock.read();
         if is_logged {
-            let trace_id = trace.map(|context| context.trace_id_text());
+            let trace_id = trace.map(TraceContext::trace_id_text);
             log.send(entry.to_line(now, command.decision, None, trace_id.as_deref()));
         }
         if let Some(context) = trace {

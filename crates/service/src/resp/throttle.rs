@@ -115,14 +115,13 @@ impl ThrottleBatch {
         } else {
             Box::pin(decide_later(bytes, (pending, limits), (worker, start.at), decisions)).await
         };
-        self.conclude(is_decided, start, (bytes, peer), worker, replies);
+        self.conclude((is_decided, start), (bytes, peer), worker, replies);
     }
 
     /// Writes the replies and records the decisions.
     fn conclude<S: Store + 'static>(
         &mut self,
-        is_decided: bool,
-        start: ClockReading,
+        (is_decided, start): (bool, ClockReading),
         (bytes, peer): (&[u8], IpAddr),
         worker: &ServiceWorker<S>,
         replies: &mut ReplyWriter<'_>,

@@ -42,6 +42,27 @@ pub(crate) enum AccessSubject {
     },
 }
 
+impl AccessSubject {
+    /// Writes its fields. Returns the declared length of a request's body.
+    fn write(&self, line: &mut JsonLine) -> Option<u64> {
+        let (peer, bytes) = match self {
+            Self::Request(RequestSummary { method, host, path, peer, version, bytes }) => {
+                line.text("method", method);
+                line.text("host", host);
+                line.text("path", path);
+                line.text("version", version);
+                (peer, *bytes)
+            }
+            Self::Command { name, peer } => {
+                line.text("command", name);
+                (peer, None)
+            }
+        };
+        line.text("peer", &peer.to_string());
+        bytes
+    }
+}
+
 /// A request or a command that may get a log line or a trace.
 #[derive(Debug)]
 pub(crate) struct AccessEntry {
@@ -214,20 +235,7 @@ impl AccessEntry {
             line.text("trace_id", trace_id);
         }
         line.text("protocol", self.protocol.name());
-        let (peer, request_bytes) = match &self.subject {
-            AccessSubject::Request(RequestSummary { method, host, path, peer, version, bytes }) => {
-                line.text("method", method);
-                line.text("host", host);
-                line.text("path", path);
-                line.text("version", version);
-                (peer, *bytes)
-            }
-            AccessSubject::Command { name, peer } => {
-                line.text("command", name);
-                (peer, None)
-            }
-        };
-        line.text("peer", &peer.to_string());
+        let request_bytes = self.subject.write(&mut line);
         if let Some(client) = &self.client {
             line.text("client", &client.to_string());
         }
