@@ -28,7 +28,7 @@ fn lines(log: &LogReceiver) -> Vec<Value> {
 }
 
 /// The line of a command, with further fields.
-fn line(command: &str, further: Value) -> Value {
+fn line(command: &str, further: &Value) -> Value {
     let mut line = json!({"event": "request", "protocol": "resp", "command": command, "peer": "127.0.0.1"});
     line.as_object_mut().unwrap().extend(further.as_object().unwrap().clone());
     line
@@ -38,7 +38,7 @@ fn throttled(client: &str, decision: &str, remaining: u64) -> Value {
     let rule = "CL.THROTTLE";
     let further =
         json!({"client": client, "decision": decision, "rule": rule, "limit": 2, "remaining": remaining});
-    let mut line = line("CL.THROTTLE", further);
+    let mut line = line("CL.THROTTLE", &further);
     if decision == "rejected" {
         line["retry_after"] = 3_600.into();
     }
@@ -79,7 +79,7 @@ fn throttle_inline_in_a_transaction_or_invalid_is_logged() {
     let expected = [
         throttled("user:inline", "admitted", 1),
         throttled("user:multi", "admitted", 1),
-        line("CL.THROTTLE", json!({"cause": "bad_request"})),
+        line("CL.THROTTLE", &json!({"cause": "bad_request"})),
     ];
     assert_eq!(lines(&log), expected);
 }
@@ -129,7 +129,7 @@ fn rule_commands_have_lines_with_rule_client_and_decision() {
         assert_eq!(line.get("retry_after").is_some(), decision == "rejected", "{line}");
     }
     let others = ["TIDEGATE.PEEK", "TIDEGATE.REFUND", "TIDEGATE.RESET"];
-    assert_eq!(lines[3..], others.map(|command| line(command, named.clone())));
+    assert_eq!(lines[3..], others.map(|command| line(command, &named)));
 }
 
 #[test]
@@ -140,9 +140,9 @@ fn rule_command_that_fails_has_a_line_with_the_cause() {
     client.call("TIDEGATE.RESET default bob");
     client.call("TIDEGATE.REFUND default user:bob x");
     let expected = [
-        line("TIDEGATE.CHECK", json!({"cause": "no_rule"})),
-        line("TIDEGATE.RESET", json!({"cause": "bad_request"})),
-        line("TIDEGATE.REFUND", json!({"cause": "bad_request"})),
+        line("TIDEGATE.CHECK", &json!({"cause": "no_rule"})),
+        line("TIDEGATE.RESET", &json!({"cause": "bad_request"})),
+        line("TIDEGATE.REFUND", &json!({"cause": "bad_request"})),
     ];
     assert_eq!(lines(&log), expected);
 }
