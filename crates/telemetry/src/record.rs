@@ -5,7 +5,8 @@ use std::sync::Arc;
 use tidegate_core::{RuleId, Timestamp};
 use tidegate_store::{Clock, ClockReading};
 
-use crate::log::{AccessEntry, AttemptEntry, Log, RequestSummary};
+use crate::command::CommandLog;
+use crate::log::{AccessEntry, AccessSubject, AttemptEntry, Log, RequestSummary};
 use crate::metrics::{
     AttemptResult, DecisionKind, Exposition, MetricKind, Metrics, MetricsHandle, MetricsReader, Protocol,
     RuleSlots, UpstreamCounts,
@@ -66,17 +67,18 @@ impl Telemetry {
     /// Creates the recorder of one core for requests of `protocol`.
     pub fn recorder(&self, protocol: Protocol, clock: Arc<dyn Clock>) -> Recorder {
         let handle = self.is_on.then(|| self.metrics.handle(protocol));
-        Recorder { handle, log: self.log.clone(), tracer: self.tracer.clone(), clock }
+        Recorder { protocol, handle, log: self.log.clone(), tracer: self.tracer.clone(), clock }
     }
 }
 
 /// Creates the records of one core.
 #[derive(Debug)]
 pub struct Recorder {
+    pub(crate) protocol: Protocol,
     handle: Option<MetricsHandle>,
-    log: Log,
-    tracer: Tracer,
-    clock: Arc<dyn Clock>,
+    pub(crate) log: Log,
+    pub(crate) tracer: Tracer,
+    pub(crate) clock: Arc<dyn Clock>,
 }
 
 impl Recorder {
@@ -103,6 +105,13 @@ impl Recorder {
     /// The counters, for requests that are neither logged nor traced; `None` if telemetry is off.
     pub fn counters(&self) -> Option<&MetricsHandle> {
         self.handle.as_ref()
+    }
+
+    /// The log and the traces of commands; `None` if no command gets a line or a span now. Commands that are decided together
+    /// need only one.
+    #[inline]
+    pub fn command_log(&self) -> Option<CommandLog<'_>> {
+        CommandLog::new(self)
     }
 
     /// Counts a client connection: accepted, or closed because the connection limit was reached.
@@ -160,7 +169,9 @@ impl<'t> RequestRecord<'t> {
     pub fn describe(&mut self, summary: impl FnOnce() -> RequestSummary) {
         let is_traced = self.trace.is_some_and(|(trace, _)| trace.context.sampled);
         if self.sampled.if_admitted || self.sampled.if_rejected || is_traced {
-            self.access = Some(Box::new(AccessEntry::new(summary(), self.recorder.clock.read())));
+            let Recorder { protocol, clock, .. } = self.recorder;
+            self.access =
+                Some(Box::new(AccessEntry::new(*protocol, AccessSubject::Request(summary()), clock.read())));
         }
     }
 
@@ -257,7 +268,7 @@ impl<'t> RequestRecord<'t> {
 
 impl Drop for RequestRecord<'_> {
     fn drop(&mut self) {
-        let Recorder { handle, log, tracer, clock } = self.recorder;
+        let Recorder { handle, log, tracer, clock, .. } = self.recorder;
         if let Some(handle) = handle {
             if let Some((decision, nanos)) = self.decision {
                 handle.record_decision(decision, nanos);

@@ -6,7 +6,7 @@ use super::client_state::RespClientState;
 use super::command::{self, NextStep};
 use super::frame::CommandParser;
 use super::reply::ReplyWriter;
-use super::throttle::ThrottleBatch;
+use super::throttle::{self, ThrottleBatch};
 use super::transaction::{self, TransactionStep};
 use crate::worker::{ServedPolicy, ServiceWorker};
 
@@ -205,6 +205,7 @@ impl CommandBatch {
             Err(error) => {
                 Self::decide_with(throttles, output, input, client, worker).await;
                 ReplyWriter::new(output, client.is_resp3).error(error.to_string());
+                throttle::log_invalid(client.peer, worker);
             }
         }
     }
@@ -227,7 +228,8 @@ impl CommandBatch {
         worker: &ServiceWorker<S>,
     ) {
         if !throttles.is_empty() {
-            throttles.decide(input, worker, &mut ReplyWriter::new(output, client.is_resp3)).await;
+            let mut replies = ReplyWriter::new(output, client.is_resp3);
+            throttles.decide(input, client.peer, worker, &mut replies).await;
         }
     }
 }

@@ -1,5 +1,6 @@
 //! What a connection knows about its client.
 
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -16,6 +17,8 @@ static NEXT_ID: AtomicU64 = AtomicU64::new(1);
 #[derive(Debug)]
 pub(crate) struct RespClientState {
     pub(crate) id: u64,
+    /// The address at the other end of the connection.
+    pub(crate) peer: IpAddr,
     pub(crate) is_resp3: bool,
     /// The token that the client has sent.
     pub(crate) token: Option<Arc<Secret>>,
@@ -27,17 +30,17 @@ pub(crate) struct RespClientState {
 }
 
 impl RespClientState {
-    pub(crate) fn new() -> Self {
-        Self::with_id(NEXT_ID.fetch_add(1, Ordering::Relaxed))
+    pub(crate) fn new(peer: IpAddr) -> Self {
+        Self::with_id(NEXT_ID.fetch_add(1, Ordering::Relaxed), peer)
     }
 
-    fn with_id(id: u64) -> Self {
-        Self { id, is_resp3: false, token: None, name: Vec::new(), is_locked: true, transaction: None }
+    fn with_id(id: u64, peer: IpAddr) -> Self {
+        Self { id, peer, is_resp3: false, token: None, name: Vec::new(), is_locked: true, transaction: None }
     }
 
     /// The state of a new connection, with the same id.
     pub(crate) fn reset(&mut self) {
-        *self = Self::with_id(self.id);
+        *self = Self::with_id(self.id, self.peer);
     }
 
     /// Whether the client may use commands that need a token: it has sent the one that is required now.

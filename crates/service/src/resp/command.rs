@@ -5,6 +5,7 @@ use tidegate_store::Store;
 use super::client_state::RespClientState;
 use super::frame::Arguments;
 use super::reply::ReplyWriter;
+use super::rule_commands::RuleCommand;
 use super::{connection_commands, rule_commands, server_commands};
 use crate::auth::ListenerTokens;
 use crate::worker::{ServedPolicy, ServiceWorker};
@@ -16,10 +17,8 @@ const MAX_QUOTED: usize = 128;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum CommandKind {
     Throttle,
-    Check,
-    Peek,
-    Refund,
-    Reset,
+    /// About a rule of the policy.
+    Rule(RuleCommand),
     Auth,
     Hello,
     Ping,
@@ -61,10 +60,10 @@ const fn info(
 /// Every command.
 pub(crate) const COMMANDS: [CommandInfo; 19] = [
     info(CommandKind::Throttle, "cl.throttle", -5, ("write", 1)),
-    info(CommandKind::Check, "tidegate.check", -3, ("write", 0)),
-    info(CommandKind::Peek, "tidegate.peek", -3, ("readonly", 0)),
-    info(CommandKind::Refund, "tidegate.refund", -4, ("write", 0)),
-    info(CommandKind::Reset, "tidegate.reset", -3, ("write", 0)),
+    info(CommandKind::Rule(RuleCommand::Check), "tidegate.check", -3, ("write", 0)),
+    info(CommandKind::Rule(RuleCommand::Peek), "tidegate.peek", -3, ("readonly", 0)),
+    info(CommandKind::Rule(RuleCommand::Refund), "tidegate.refund", -4, ("write", 0)),
+    info(CommandKind::Rule(RuleCommand::Reset), "tidegate.reset", -3, ("write", 0)),
     info(CommandKind::Auth, "auth", -2, ("fast", 0)),
     info(CommandKind::Hello, "hello", -1, ("fast", 0)),
     info(CommandKind::Ping, "ping", -1, ("fast", 0)),
@@ -139,10 +138,10 @@ pub(crate) async fn execute<S: Store + 'static>(
         CommandKind::Throttle | CommandKind::Multi | CommandKind::Exec | CommandKind::Discard => {
             replies.error("ERR the command is not possible here");
         }
-        CommandKind::Check => rule_commands::check(arguments, worker, policy, &mut replies).await,
-        CommandKind::Peek => rule_commands::peek(arguments, worker, policy, &mut replies).await,
-        CommandKind::Refund => rule_commands::refund(arguments, worker, policy, &mut replies).await,
-        CommandKind::Reset => rule_commands::reset(arguments, worker, policy, &mut replies).await,
+        CommandKind::Rule(command) => {
+            let origin = (worker, policy, client.peer);
+            rule_commands::execute(command, arguments, origin, &mut replies).await;
+        }
         CommandKind::Auth => connection_commands::auth(arguments, client, tokens, &mut replies),
         CommandKind::Hello => connection_commands::hello(arguments, client, tokens, output),
         CommandKind::Ping => connection_commands::ping(arguments, &mut replies),

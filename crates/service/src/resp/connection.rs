@@ -97,9 +97,9 @@ where
     IO: AsyncRead + AsyncWrite + Unpin + 'static,
 {
     pub(super) fn new(connection: ServiceConnection<S, IO>) -> Self {
-        let ServiceConnection { io, worker, stop, .. } = connection;
+        let ServiceConnection { io, peer, worker, stop } = connection;
         let events = ConnectionEvents::new(&stop, CHECK_INTERVAL);
-        let mut client = RespClientState::new();
+        let mut client = RespClientState::new(peer.ip().to_canonical());
         client.is_locked = !client.is_authorized(&worker.policy().tokens);
         Self {
             io,

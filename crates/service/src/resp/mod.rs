@@ -9,6 +9,7 @@
 //! are buffered.
 
 mod batch;
+mod check_reply;
 mod client_state;
 mod command;
 mod connection;

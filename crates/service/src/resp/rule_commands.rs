@@ -1,13 +1,16 @@
 //! `TIDEGATE.…`: rules of the policy by name.
 
+use std::net::IpAddr;
+
 use smallvec::SmallVec;
 use thiserror::Error;
 use tidegate_core::{Cost, TimeSpan, Timestamp};
 use tidegate_limiter::{RuleCheck, RuleError, Ruling, RulingReport};
 use tidegate_policy::{CounterScope, RuleClient, Scratch};
 use tidegate_store::{ClockReading, Store};
-use tidegate_telemetry::{DecisionKind, Protocol};
+use tidegate_telemetry::{CommandClient, CommandFailure, CommandRecord, DecisionKind, Protocol};
 
+use super::check_reply::CheckReply;
 use super::command::parse_integer;
 use super::frame::Arguments;
 use super::reply::ReplyWriter;
@@ -48,6 +51,68 @@ impl From<RuleError> for RuleCommandError {
             RuleError::Store(_) => Self::StoreFailed,
         }
     }
+}
+
+impl RuleCommandError {
+    fn failure(&self) -> CommandFailure {
+        match self {
+            Self::Arity | Self::NoInteger { .. } | Self::Encoding { .. } | Self::Client(_) => {
+                CommandFailure::BadRequest
+            }
+            Self::NoRule => CommandFailure::NoRule,
+            Self::StoreFailed => CommandFailure::StoreFailed,
+        }
+    }
+}
+
+/// A command about a rule.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum RuleCommand {
+    /// `TIDEGATE.CHECK rule client… [cost]`
+    Check,
+    /// `TIDEGATE.PEEK rule client… [cost]`
+    Peek,
+    /// `TIDEGATE.REFUND rule client… cost [charged_at]`
+    Refund,
+    /// `TIDEGATE.RESET rule client…`
+    Reset,
+}
+
+impl RuleCommand {
+    /// The name in logs.
+    const fn name(self) -> &'static str {
+        match self {
+            Self::Check => "TIDEGATE.CHECK",
+            Self::Peek => "TIDEGATE.PEEK",
+            Self::Refund => "TIDEGATE.REFUND",
+            Self::Reset => "TIDEGATE.RESET",
+        }
+    }
+
+    /// The most arguments after the client.
+    const fn optional(self) -> usize {
+        match self {
+            Self::Check | Self::Peek => 1,
+            Self::Refund => 2,
+            Self::Reset => 0,
+        }
+    }
+}
+
+/// The reply to a command that succeeded.
+enum RuleReply {
+    Check(CheckReply),
+    Status(&'static str),
+}
+
+/// What is logged about a check.
+#[derive(Default)]
+struct CheckOutcome<'a> {
+    /// The decision, and how many nanoseconds it took.
+    decision: Option<(DecisionKind, u64)>,
+    /// The rule that the reply reports, its limit and the remaining units.
+    limit: Option<(&'a str, u64, u64)>,
+    retry_after: Option<TimeSpan>,
 }
 
 /// The rule, client and cost of a command.
@@ -108,223 +173,159 @@ fn unsigned(
     number.map(Some).ok_or(RuleCommandError::NoInteger { name })
 }
 
-/// `TIDEGATE.CHECK rule client… [cost]`
-pub(super) async fn check<S: Store + 'static>(
+/// Executes a command of the peer and writes its reply.
+pub(super) async fn execute<S: Store + 'static>(
+    command: RuleCommand,
     arguments: &Arguments<'_>,
-    worker: &ServiceWorker<S>,
-    policy: &ServedPolicy,
+    (worker, policy, peer): (&ServiceWorker<S>, &ServedPolicy, IpAddr),
     replies: &mut ReplyWriter<'_>,
 ) {
-    if let Err(error) = try_check(arguments, worker, policy, replies).await {
-        replies.error(error.to_string());
+    let start = worker.limiter.clock().read();
+    let (mut scratch, mut outcome) = (Scratch::default(), CheckOutcome::default());
+    let (parsed, result) = match RuleArguments::parse(arguments, policy, command.optional()) {
+        Ok(parsed) => {
+            let result = match command {
+                RuleCommand::Check => {
+                    check(&parsed, (worker, policy), (start, &mut scratch), &mut outcome).await
+                }
+                RuleCommand::Peek => peek(&parsed, (worker, policy), start.at).await,
+                RuleCommand::Refund => refund(arguments, &parsed, (worker, policy), start.at).await,
+                RuleCommand::Reset => reset(&parsed, (worker, policy)).await,
+            };
+            (Some(parsed), result)
+        }
+        Err(error) => (None, Err(error)),
+    };
+    match &result {
+        Ok(RuleReply::Check(reply)) => reply.write(replies),
+        Ok(RuleReply::Status(status)) => replies.status(status),
+        Err(error) => replies.error(error.to_string()),
+    }
+    if let Some(log) = worker.recorder(Protocol::Resp).command_log() {
+        let CheckOutcome { decision, limit, retry_after } = outcome;
+        log.record(decision.map(|(kind, _)| kind), || CommandRecord {
+            client: parsed.as_ref().map(|parsed| CommandClient::Key(parsed.client.key())),
+            rule: limit.map(|(rule, ..)| rule).or(parsed.as_ref().map(|parsed| parsed.rule)),
+            decision,
+            limit: limit.map(|(_, limit, remaining)| (limit, remaining)),
+            retry_after: retry_after.map(TimeSpan::as_secs_ceil),
+            failure: result.as_ref().err().map(RuleCommandError::failure),
+            ..CommandRecord::new(command.name(), peer, start)
+        });
     }
 }
 
-async fn try_check<S: Store + 'static>(
-    arguments: &Arguments<'_>,
-    worker: &ServiceWorker<S>,
-    policy: &ServedPolicy,
-    replies: &mut ReplyWriter<'_>,
-) -> Result<(), RuleCommandError> {
-    let parsed = RuleArguments::parse(arguments, policy, 1)?;
-    let (start, mut scratch) = (worker.limiter.clock().read(), Scratch::default());
-    let ruling = worker.limiter.check_rule(&policy.active, parsed.check(), &mut scratch, start.at).await;
+async fn check<'a, S: Store + 'static>(
+    parsed: &RuleArguments<'_>,
+    (worker, policy): (&ServiceWorker<S>, &'a ServedPolicy),
+    (start, scratch): (ClockReading, &'a mut Scratch),
+    outcome: &mut CheckOutcome<'a>,
+) -> Result<RuleReply, RuleCommandError> {
+    let ruling = worker.limiter.check_rule(&policy.active, parsed.check(), scratch, start.at).await;
     // Permits are released here: the end of the request is not known.
-    match ruling {
+    let reply = match ruling {
         Ruling::Admitted(ruling) => {
-            record(worker, policy, (DecisionKind::Admitted, start), &ruling.report);
-            CheckReply::admitted(&ruling.report, ruling.delay).write(replies);
+            outcome.record(worker, policy, (DecisionKind::Admitted, start), &ruling.report);
+            CheckReply::admitted(&ruling.report, ruling.delay)
         }
         Ruling::Rejected(ruling) => {
-            record(worker, policy, (DecisionKind::Rejected, start), &ruling.report);
+            outcome.record(worker, policy, (DecisionKind::Rejected, start), &ruling.report);
+            outcome.retry_after = ruling.retry_after;
             if let Some(counters) = worker.recorder(Protocol::Resp).counters() {
                 counters.record_rejection(&policy.counted, ruling.rule, ruling.report.client(), start.at);
             }
-            CheckReply::rejected(&ruling.report, ruling.retry_after).write(replies);
+            CheckReply::rejected(&ruling.report, ruling.retry_after)
         }
         Ruling::StoreFailed(ruling) => {
-            record(worker, policy, (DecisionKind::StoreFailed, start), &ruling.report);
+            outcome.record(worker, policy, (DecisionKind::StoreFailed, start), &ruling.report);
             if ruling.is_binding {
                 return Err(RuleCommandError::StoreFailed);
             }
-            CheckReply::admitted(&ruling.report, TimeSpan::ZERO).write(replies);
+            CheckReply::admitted(&ruling.report, TimeSpan::ZERO)
         }
         Ruling::Banned => {
-            count(worker, (DecisionKind::Banned, start));
-            CheckReply::unlimited(start.at).write(replies);
+            outcome.count(worker, (DecisionKind::Banned, start));
+            CheckReply::unlimited(start.at)
         }
         Ruling::Exempt(_) => {
-            count(worker, (DecisionKind::Exempt, start));
-            CheckReply::unlimited(start.at).pass().write(replies);
+            outcome.count(worker, (DecisionKind::Exempt, start));
+            CheckReply::unlimited(start.at).pass()
         }
         Ruling::NoRule => return Err(RuleCommandError::NoRule),
-    }
-    Ok(())
+    };
+    Ok(RuleReply::Check(reply))
 }
 
-/// `TIDEGATE.PEEK rule client… [cost]`
-pub(super) async fn peek<S: Store + 'static>(
-    arguments: &Arguments<'_>,
-    worker: &ServiceWorker<S>,
-    policy: &ServedPolicy,
-    replies: &mut ReplyWriter<'_>,
-) {
-    if let Err(error) = try_peek(arguments, worker, policy, replies).await {
-        replies.error(error.to_string());
-    }
-}
-
-async fn try_peek<S: Store + 'static>(
-    arguments: &Arguments<'_>,
-    worker: &ServiceWorker<S>,
-    policy: &ServedPolicy,
-    replies: &mut ReplyWriter<'_>,
-) -> Result<(), RuleCommandError> {
-    let parsed = RuleArguments::parse(arguments, policy, 1)?;
+async fn peek<S: Store + 'static>(
+    parsed: &RuleArguments<'_>,
+    (worker, policy): (&ServiceWorker<S>, &ServedPolicy),
+    now: Timestamp,
+) -> Result<RuleReply, RuleCommandError> {
     let mut scratch = Scratch::default();
-    let now = worker.now();
-    match worker.limiter.preview_rule(&policy.active, parsed.check(), &mut scratch, now).await {
-        Ruling::Admitted(ruling) => CheckReply::admitted(&ruling.report, ruling.delay).write(replies),
-        Ruling::Rejected(ruling) => CheckReply::rejected(&ruling.report, ruling.retry_after).write(replies),
+    let reply = match worker.limiter.preview_rule(&policy.active, parsed.check(), &mut scratch, now).await {
+        Ruling::Admitted(ruling) => CheckReply::admitted(&ruling.report, ruling.delay),
+        Ruling::Rejected(ruling) => CheckReply::rejected(&ruling.report, ruling.retry_after),
         Ruling::StoreFailed(ruling) if ruling.is_binding => return Err(RuleCommandError::StoreFailed),
-        Ruling::StoreFailed(ruling) => CheckReply::admitted(&ruling.report, TimeSpan::ZERO).write(replies),
-        Ruling::Banned => CheckReply::unlimited(now).write(replies),
-        Ruling::Exempt(_) => CheckReply::unlimited(now).pass().write(replies),
+        Ruling::StoreFailed(ruling) => CheckReply::admitted(&ruling.report, TimeSpan::ZERO),
+        Ruling::Banned => CheckReply::unlimited(now),
+        Ruling::Exempt(_) => CheckReply::unlimited(now).pass(),
         Ruling::NoRule => return Err(RuleCommandError::NoRule),
-    }
-    Ok(())
-}
-
-/// `TIDEGATE.REFUND rule client… cost [charged_at]`
-pub(super) async fn refund<S: Store + 'static>(
-    arguments: &Arguments<'_>,
-    worker: &ServiceWorker<S>,
-    policy: &ServedPolicy,
-    replies: &mut ReplyWriter<'_>,
-) {
-    let refunded = async {
-        let parsed = RuleArguments::parse(arguments, policy, 2)?;
-        if arguments.len() < parsed.end {
-            return Err(RuleCommandError::Arity);
-        }
-        let now = worker.now();
-        let charged = unsigned(arguments, parsed.end, "charged_at")?.map_or(now, Timestamp::from_micros);
-        Ok(worker.limiter.refund_rule(&policy.active, parsed.check(), charged, now).await?)
     };
-    write_result(refunded.await.map(|is_refunded| if is_refunded { "OK" } else { "UNCHANGED" }), replies);
+    Ok(RuleReply::Check(reply))
 }
 
-/// `TIDEGATE.RESET rule client…`
-pub(super) async fn reset<S: Store + 'static>(
+async fn refund<S: Store + 'static>(
     arguments: &Arguments<'_>,
-    worker: &ServiceWorker<S>,
-    policy: &ServedPolicy,
-    replies: &mut ReplyWriter<'_>,
-) {
-    let reset = async {
-        let parsed = RuleArguments::parse(arguments, policy, 0)?;
-        Ok(worker.limiter.reset_rule(&policy.active, (parsed.rule, parsed.client.key())).await?)
-    };
-    write_result(reset.await.map(|()| "OK"), replies);
-}
-
-fn write_result(result: Result<&'static str, RuleCommandError>, replies: &mut ReplyWriter<'_>) {
-    match result {
-        Ok(status) => replies.status(status),
-        Err(error) => replies.error(error.to_string()),
+    parsed: &RuleArguments<'_>,
+    (worker, policy): (&ServiceWorker<S>, &ServedPolicy),
+    now: Timestamp,
+) -> Result<RuleReply, RuleCommandError> {
+    if arguments.len() < parsed.end {
+        return Err(RuleCommandError::Arity);
     }
+    let charged = unsigned(arguments, parsed.end, "charged_at")?.map_or(now, Timestamp::from_micros);
+    let is_refunded = worker.limiter.refund_rule(&policy.active, parsed.check(), charged, now).await?;
+    Ok(RuleReply::Status(if is_refunded { "OK" } else { "UNCHANGED" }))
 }
 
-fn record<S: Store + 'static>(
-    worker: &ServiceWorker<S>,
-    policy: &ServedPolicy,
-    decision: (DecisionKind, ClockReading),
-    report: &RulingReport<'_>,
-) {
-    count(worker, decision);
-    if let Some(counters) = worker.recorder(Protocol::Resp).counters() {
-        for rule in report.shadow_rejections() {
-            counters.record_shadow_rejection(&policy.counted, rule);
+async fn reset<S: Store + 'static>(
+    parsed: &RuleArguments<'_>,
+    (worker, policy): (&ServiceWorker<S>, &ServedPolicy),
+) -> Result<RuleReply, RuleCommandError> {
+    worker.limiter.reset_rule(&policy.active, (parsed.rule, parsed.client.key())).await?;
+    Ok(RuleReply::Status("OK"))
+}
+
+impl<'a> CheckOutcome<'a> {
+    /// Counts a decision, and the rules in shadow mode that would have rejected it.
+    fn record<S: Store + 'static>(
+        &mut self,
+        worker: &ServiceWorker<S>,
+        policy: &ServedPolicy,
+        decision: (DecisionKind, ClockReading),
+        report: &RulingReport<'a>,
+    ) {
+        self.count(worker, decision);
+        if let Some(counters) = worker.recorder(Protocol::Resp).counters() {
+            for rule in report.shadow_rejections() {
+                counters.record_shadow_rejection(&policy.counted, rule);
+            }
         }
-    }
-}
-
-fn count<S: Store + 'static>(worker: &ServiceWorker<S>, (kind, start): (DecisionKind, ClockReading)) {
-    if let Some(counters) = worker.recorder(Protocol::Resp).counters() {
-        counters.record_decision(kind, worker.limiter.clock().read().nanos_since(start));
-    }
-}
-
-/// The reply to a check. −1 stands for a value that does not exist.
-struct CheckReply {
-    is_admitted: bool,
-    limit: i64,
-    remaining: i64,
-    retry_after: i64,
-    reset_after: i64,
-    wait: i64,
-    charged_at: Timestamp,
-}
-
-impl CheckReply {
-    fn admitted(report: &RulingReport<'_>, wait: TimeSpan) -> Self {
-        Self { wait: millis(wait), charged_at: report.at() + wait, ..Self::rejected(report, None).pass() }
-    }
-
-    /// The reply if no limit was checked at `now`: the client is banned, or with [`pass`](Self::pass), exempt.
-    fn unlimited(now: Timestamp) -> Self {
-        Self {
-            is_admitted: false,
-            limit: -1,
-            remaining: -1,
-            retry_after: -1,
-            reset_after: -1,
-            wait: 0,
-            charged_at: now,
+        if worker.recorder(Protocol::Resp).command_log().is_some() {
+            let limits = report.limits();
+            self.limit = limits.primary().map(|limit| (limit.name, limit.quota, limit.remaining));
         }
     }
 
-    fn pass(self) -> Self {
-        Self { is_admitted: true, ..self }
-    }
-
-    fn rejected(report: &RulingReport<'_>, retry_after: Option<TimeSpan>) -> Self {
-        let limits = report.limits();
-        // Limits in shadow mode are not reported.
-        let limit = limits.primary();
-        let count = |number: u64| i64::try_from(number).unwrap_or(i64::MAX);
-        Self {
-            is_admitted: false,
-            limit: limit.map_or(-1, |limit| count(limit.quota)),
-            remaining: limit.map_or(-1, |limit| count(limit.remaining)),
-            retry_after: retry_after.map_or(-1, millis),
-            reset_after: limit.map_or(-1, |limit| millis(limit.reset_after)),
-            wait: 0,
-            charged_at: report.at(),
+    fn count<S: Store + 'static>(
+        &mut self,
+        worker: &ServiceWorker<S>,
+        (kind, start): (DecisionKind, ClockReading),
+    ) {
+        if let Some(counters) = worker.recorder(Protocol::Resp).counters() {
+            let nanos = worker.limiter.clock().read().nanos_since(start);
+            counters.record_decision(kind, nanos);
+            self.decision = Some((kind, nanos));
         }
     }
-
-    fn write(&self, replies: &mut ReplyWriter<'_>) {
-        replies.record(7);
-        replies.field("admitted");
-        replies.boolean(self.is_admitted);
-        let fields = [
-            ("limit", self.limit),
-            ("remaining", self.remaining),
-            ("retry_after_ms", self.retry_after),
-            ("reset_after_ms", self.reset_after),
-            ("wait_ms", self.wait),
-        ];
-        for (name, number) in fields {
-            replies.field(name);
-            replies.integer(number);
-        }
-        replies.field("charged_at");
-        replies.count(self.charged_at.as_micros());
-    }
-}
-
-/// Milliseconds, rounded up.
-fn millis(span: TimeSpan) -> i64 {
-    i64::try_from(span.as_micros().div_ceil(1_000)).unwrap_or(i64::MAX)
 }

@@ -1,12 +1,13 @@
 //! `CL.THROTTLE`: a limit that the command carries, with the replies of redis-cell.
 
 use std::cell::RefCell;
+use std::net::IpAddr;
 
 use smallvec::SmallVec;
 use thiserror::Error;
 use tidegate_core::{Check, Cost, CounterKey, Decision, Limit, RuleId, Timestamp, Verdict};
 use tidegate_store::{ClockReading, Store};
-use tidegate_telemetry::{DecisionKind, Protocol};
+use tidegate_telemetry::{CommandClient, CommandFailure, CommandLog, CommandRecord, DecisionKind, Protocol};
 
 use super::command::parse_integer;
 use super::frame::{Arguments, Span};
@@ -17,7 +18,7 @@ use crate::worker::ServiceWorker;
 
 /// The rule of all keys. No rule of a policy can have this name, because it contains quotes.
 const RULE: RuleId = RuleId::named("\"CL.THROTTLE\"");
-/// Its name in metrics.
+/// Its name in metrics and logs, which is that of the command.
 const RULE_NAME: &str = "CL.THROTTLE";
 
 /// The reply if there is no decision. What the store says is for the operator, not for clients.
@@ -116,10 +117,11 @@ impl ThrottleBatch {
         Ok(())
     }
 
-    /// Decides all commands and writes their replies. `bytes` are those to which the spans of the commands refer.
+    /// Decides all commands of `peer` and writes their replies. `bytes` are those to which the spans of the commands refer.
     pub(crate) async fn decide<S: Store + 'static>(
         &mut self,
         bytes: &[u8],
+        peer: IpAddr,
         worker: &ServiceWorker<S>,
         replies: &mut ReplyWriter<'_>,
     ) {
@@ -130,14 +132,14 @@ impl ThrottleBatch {
         } else {
             Box::pin(decide_later(bytes, (pending, limits), (worker, start.at), decisions)).await
         };
-        self.conclude(is_decided, start, worker, replies);
+        self.conclude((is_decided, start), (bytes, peer), worker, replies);
     }
 
     /// Writes the replies and records the decisions.
     fn conclude<S: Store + 'static>(
         &mut self,
-        is_decided: bool,
-        start: ClockReading,
+        (is_decided, start): (bool, ClockReading),
+        (bytes, peer): (&[u8], IpAddr),
         worker: &ServiceWorker<S>,
         replies: &mut ReplyWriter<'_>,
     ) {
@@ -164,10 +166,57 @@ impl ThrottleBatch {
             for (kind, count) in counts.into_iter().filter(|(_, count)| *count > 0) {
                 counters.record_decisions(kind, nanos, count as u64);
             }
+            if let Some(log) = worker.recorder(Protocol::Resp).command_log() {
+                let decisions: &[Decision] = if is_decided { decisions } else { &[] };
+                log_decisions(&log, (bytes, peer), (pending, decisions), (start, nanos));
+            }
         }
         pending.clear();
         limits.clear();
         decisions.clear();
+    }
+}
+
+/// Logs and traces the commands that are sampled. There are no decisions if the store failed.
+#[cold]
+fn log_decisions(
+    log: &CommandLog<'_>,
+    (bytes, peer): (&[u8], IpAddr),
+    (pending, decisions): (&[PendingThrottle], &[Decision]),
+    (start, nanos): (ClockReading, u64),
+) {
+    for (index, command) in pending.iter().enumerate() {
+        let decision = decisions.get(index);
+        let kind = match decision {
+            Some(decision) if decision.passes() => DecisionKind::Admitted,
+            Some(_) => DecisionKind::Rejected,
+            None => DecisionKind::StoreFailed,
+        };
+        log.record(Some(kind), || CommandRecord {
+            client: Some(CommandClient::Chosen(command.key.of(bytes))),
+            rule: Some(RULE_NAME),
+            decision: Some((kind, nanos)),
+            limit: decision
+                .and_then(|decision| decision.outcomes.first())
+                .map(|outcome| (outcome.limit, outcome.remaining)),
+            retry_after: decision.and_then(|decision| match decision.verdict {
+                Verdict::NotUntil { retry_after } => Some(retry_after.as_secs_ceil()),
+                Verdict::Pass { .. } | Verdict::Never => None,
+            }),
+            failure: decision.is_none().then_some(CommandFailure::StoreFailed),
+            ..CommandRecord::new(RULE_NAME, peer, start)
+        });
+    }
+}
+
+/// Logs a command that was not decided because it is invalid.
+pub(crate) fn log_invalid<S: Store + 'static>(peer: IpAddr, worker: &ServiceWorker<S>) {
+    if let Some(log) = worker.recorder(Protocol::Resp).command_log() {
+        let start = worker.limiter.clock().read();
+        log.record(None, || CommandRecord {
+            failure: Some(CommandFailure::BadRequest),
+            ..CommandRecord::new(RULE_NAME, peer, start)
+        });
     }
 }
 

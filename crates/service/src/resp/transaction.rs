@@ -89,10 +89,10 @@ pub(crate) fn step(
 
 impl Transaction {
     fn add(&mut self, kind: CommandKind, arguments: &Arguments<'_>, replies: &mut ReplyWriter<'_>) {
-        use CommandKind::{Check, Echo, Peek, Ping, Refund, Reset, Select, Throttle};
+        use CommandKind::{Echo, Ping, Rule, Select, Throttle};
         // With the framing.
         let len = arguments.from(0).map(|argument| argument.len() + 12).sum::<usize>();
-        let error = if !matches!(kind, Throttle | Check | Peek | Refund | Reset | Ping | Echo | Select) {
+        let error = if !matches!(kind, Throttle | Rule(_) | Ping | Echo | Select) {
             "ERR Command not allowed inside a transaction"
         } else if self.commands.len() + len > MAX_BYTES || self.len == MAX_COMMANDS {
             "ERR too many commands in a transaction; send a pipeline without MULTI"

@@ -12,7 +12,9 @@ use tidegate_listener::Listener;
 use tidegate_policy::{ActivePolicy, EnvoyFile, EnvoyLimits, Files, NoFiles, compile};
 use tidegate_service::{Service, ServiceListener};
 use tidegate_store::{Clock, ManualClock, MemoryStore};
-use tidegate_telemetry::{MetricsReader, Protocol, Telemetry, Tracer};
+use tidegate_telemetry::{
+    Log, LogReceiver, LogSampling, Metrics, MetricsReader, Protocol, Telemetry, Tracer,
+};
 use tokio::sync::watch;
 
 /// A decision service with one worker that runs until it is dropped. Time passes only with its clock.
@@ -46,12 +48,34 @@ impl TestService {
 
     /// The same with traces.
     pub(crate) fn start_traced(policy: &str, files: &dyn Files, tracer: Tracer) -> Self {
+        Self::start_with_telemetry(policy, files, |clock| {
+            Telemetry::metrics_only(1, clock).with_tracer(tracer)
+        })
+    }
+
+    /// Serves `policy` and returns the lines of its log.
+    pub(crate) fn start_logged(policy: &str, sampling: LogSampling) -> (Self, LogReceiver) {
+        let mut receiver = None;
+        let service = Self::start_with_telemetry(policy, &NoFiles, |clock| {
+            let (log, lines) = Log::into_channel(Arc::clone(&clock));
+            log.set_sampling(sampling);
+            receiver = Some(lines);
+            Telemetry::new(Metrics::new(1, clock.now()), log)
+        });
+        (service, receiver.expect("a log"))
+    }
+
+    fn start_with_telemetry(
+        policy: &str,
+        files: &dyn Files,
+        telemetry: impl FnOnce(Arc<dyn Clock>) -> Telemetry,
+    ) -> Self {
         let compiled = compile("policy.yaml", policy.as_bytes(), files).expect("a valid policy");
         let clock = Arc::new(ManualClock::at(Timestamp::from_secs(1_700_000_000)));
         let store = Arc::new(MemoryStore::with_cap(1 << 20));
         let (active, dyn_clock) = (ActivePolicy::new(compiled.plan), Arc::clone(&clock) as Arc<dyn Clock>);
         let limiter = Arc::new(Limiter::new(active, store, Arc::clone(&dyn_clock)).expect("few limits"));
-        let telemetry = Telemetry::metrics_only(1, dyn_clock).with_tracer(tracer);
+        let telemetry = telemetry(dyn_clock);
         let listener = |protocol| {
             let listener = Listener::bind("127.0.0.1:0", 1).expect("a free port");
             ServiceListener { protocol, listener }

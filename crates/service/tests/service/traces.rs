@@ -49,8 +49,8 @@ impl TraceService for SpanCollector {
     }
 }
 
-/// A service that traces only what its callers trace, and the spans that it exports.
-async fn traced_service() -> (TestService, mpsc::UnboundedReceiver<Span>) {
+/// A service that traces this share of what its callers do not trace, and the spans that it exports.
+async fn traced_service(sample: SampleRate) -> (TestService, mpsc::UnboundedReceiver<Span>) {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let endpoint = format!("http://{}", listener.local_addr().unwrap());
     let (send, spans) = mpsc::unbounded_channel();
@@ -58,7 +58,7 @@ async fn traced_service() -> (TestService, mpsc::UnboundedReceiver<Span>) {
         tonic::transport::Server::builder().add_service(TraceServiceServer::new(SpanCollector(send)));
     tokio::spawn(server.serve_with_incoming(tonic::transport::server::TcpIncoming::from(listener)));
     let (tracer, log) = (Tracer::off(), Log::off(Arc::new(ManualClock::at(Timestamp::ZERO))));
-    tracer.configure(Some(&TracesPlan { endpoint, sample: SampleRate::NONE }), &log).unwrap();
+    tracer.configure(Some(&TracesPlan { endpoint, sample }), &log).unwrap();
     (TestService::start_traced(POLICY, &NoFiles, tracer), spans)
 }
 
@@ -93,9 +93,9 @@ fn attribute(span: &Span, key: &str) -> String {
 
 #[tokio::test]
 async fn traceparent_over_http_and_grpc_is_continued() {
-    let (service, mut spans) = traced_service().await;
+    let (service, mut spans) = traced_service(SampleRate::NONE).await;
     let (http, grpc) = (service.address(Protocol::Http), service.address(Protocol::Grpc));
-    // Callers that do not trace, and commands of the Redis protocol, which carry no trace, have no spans.
+    // Callers that do not trace, and commands of the Redis protocol that are not sampled, have no spans.
     let unsampled = PARENT.replace("-01", "-00");
     check_over_http(http, &unsampled).await;
     check_over_grpc(grpc, &unsampled).await;
@@ -106,12 +106,14 @@ async fn traceparent_over_http_and_grpc_is_continued() {
     while received.len() < 4 {
         received.push(soon(spans.recv()).await.unwrap());
     }
-    for (path, client) in [("/v1/check", "user:http"), ("/tidegate/rule.client", "user:grpc")] {
+    let expected = [("http", "/v1/check", "user:http"), ("grpc", "/tidegate/rule.client", "user:grpc")];
+    for (protocol, path, client) in expected {
         let request = received.iter().find(|span| attribute(span, "url.path") == path).unwrap();
         assert_eq!(
             (request.name.as_str(), hex(&request.parent_span_id).as_str()),
             ("POST", "00f067aa0ba902b7")
         );
+        assert_eq!(attribute(request, "tidegate.protocol"), protocol);
         let decision = received.iter().find(|span| attribute(span, "tidegate.client") == client).unwrap();
         assert_eq!((decision.name.as_str(), &decision.parent_span_id), ("decision", &request.span_id));
         assert_eq!(attribute(decision, "tidegate.rule"), "default");
@@ -121,4 +123,32 @@ async fn traceparent_over_http_and_grpc_is_continued() {
     for span in &received {
         assert_eq!(hex(&span.trace_id), "4bf92f3577b34da6a3ce929d0e0e4736");
     }
+}
+
+#[tokio::test]
+async fn sampled_command_over_resp_is_a_trace_of_its_own() {
+    let (service, mut spans) = traced_service(SampleRate::ALL).await;
+    let mut client = RespClient::connect(&service);
+    client.call("TIDEGATE.CHECK default user:check");
+    client.call("CL.THROTTLE user:throttle 0 1 3600");
+    let mut received = Vec::new();
+    while received.len() < 4 {
+        received.push(soon(spans.recv()).await.unwrap());
+    }
+    let mut traces = Vec::new();
+    for (command, rule, client) in
+        [("TIDEGATE.CHECK", "default", "user:check"), ("CL.THROTTLE", "CL.THROTTLE", "user:throttle")]
+    {
+        let span = received.iter().find(|span| span.name == command).unwrap();
+        assert!(span.parent_span_id.iter().all(|byte| *byte == 0));
+        assert_eq!(attribute(span, "tidegate.protocol"), "resp");
+        assert_eq!(attribute(span, "tidegate.command"), command);
+        let decision = received.iter().find(|span| attribute(span, "tidegate.client") == client).unwrap();
+        assert_eq!((decision.name.as_str(), &decision.parent_span_id), ("decision", &span.span_id));
+        assert_eq!(decision.trace_id, span.trace_id);
+        assert_eq!(attribute(decision, "tidegate.rule"), rule);
+        assert_eq!(attribute(decision, "tidegate.decision"), "admitted");
+        traces.push(&span.trace_id);
+    }
+    assert_ne!(traces[0], traces[1]);
 }

@@ -1,5 +1,7 @@
 //! The log line of one request.
 
+use std::borrow::Cow;
+use std::fmt;
 use std::net::IpAddr;
 
 use opentelemetry::KeyValue;
@@ -8,7 +10,8 @@ use tidegate_policy::ClientName;
 use tidegate_store::ClockReading;
 
 use super::json::JsonLine;
-use crate::metrics::{AttemptResult, DecisionKind};
+use crate::command::CommandFailure;
+use crate::metrics::{AttemptResult, DecisionKind, Protocol};
 use crate::trace::number;
 
 /// The properties of a request that are logged. They contain no secrets.
@@ -28,27 +31,70 @@ pub struct RequestSummary {
     pub bytes: Option<u64>,
 }
 
-/// A request that may get a log line or a trace.
+/// What a line is about.
+#[derive(Debug)]
+pub(crate) enum AccessSubject {
+    Request(RequestSummary),
+    /// A command of the Redis protocol.
+    Command {
+        name: &'static str,
+        peer: IpAddr,
+    },
+}
+
+impl AccessSubject {
+    /// Writes its fields. Returns the declared length of a request's body.
+    fn write(&self, line: &mut JsonLine) -> Option<u64> {
+        let (peer, bytes) = match self {
+            Self::Request(RequestSummary { method, host, path, peer, version, bytes }) => {
+                line.text("method", method);
+                line.text("host", host);
+                line.text("path", path);
+                line.text("version", version);
+                (peer, *bytes)
+            }
+            Self::Command { name, peer } => {
+                line.text("command", name);
+                (peer, None)
+            }
+        };
+        line.text("peer", &peer.to_string());
+        bytes
+    }
+}
+
+/// A request or a command that may get a log line or a trace.
 #[derive(Debug)]
 pub(crate) struct AccessEntry {
-    pub(crate) summary: RequestSummary,
+    protocol: Protocol,
+    subject: AccessSubject,
     pub(crate) start: ClockReading,
     pub(crate) decision_start: Option<Timestamp>,
     id: Option<String>,
-    client: Option<ClientName>,
-    limit: Option<LimitEntry>,
+    client: Option<ClientEntry>,
+    rule: Option<String>,
+    /// The limit that is reported, and its remaining units.
+    limit: Option<(u64, u64)>,
     retry_after: Option<u64>,
     pub(crate) attempts: Vec<AttemptEntry>,
     cause: Option<&'static str>,
     bytes: Option<u64>,
 }
 
-/// The limit that the response headers report.
+/// The client of a line. Its text has no secrets.
 #[derive(Debug)]
-struct LimitEntry {
-    rule: String,
-    limit: u64,
-    remaining: u64,
+enum ClientEntry {
+    Name(ClientName),
+    Text(String),
+}
+
+impl fmt::Display for ClientEntry {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Name(name) => name.fmt(f),
+            Self::Text(text) => f.write_str(text),
+        }
+    }
 }
 
 /// An attempt to get a response from an upstream.
@@ -62,13 +108,15 @@ pub(crate) struct AttemptEntry {
 }
 
 impl AccessEntry {
-    pub(crate) fn new(summary: RequestSummary, start: ClockReading) -> Self {
+    pub(crate) fn new(protocol: Protocol, subject: AccessSubject, start: ClockReading) -> Self {
         Self {
-            summary,
+            protocol,
+            subject,
             start,
             decision_start: None,
             id: None,
             client: None,
+            rule: None,
             limit: None,
             retry_after: None,
             attempts: Vec::new(),
@@ -82,27 +130,64 @@ impl AccessEntry {
     }
 
     pub(crate) fn set_client(&mut self, key: &[u8]) {
-        self.client = Some(ClientName::from_key(key));
+        self.client = Some(ClientEntry::Name(ClientName::from_key(key)));
+    }
+
+    /// Sets the client to a text without secrets.
+    pub(crate) fn set_client_text(&mut self, text: String) {
+        self.client = Some(ClientEntry::Text(text));
+    }
+
+    pub(crate) fn set_rule(&mut self, rule: &str) {
+        self.rule = Some(rule.to_owned());
     }
 
     pub(crate) fn set_limit(&mut self, rule: &str, limit: u64, remaining: u64) {
-        self.limit = Some(LimitEntry { rule: rule.to_owned(), limit, remaining });
+        self.set_rule(rule);
+        self.limit = Some((limit, remaining));
     }
 
     pub(crate) fn add_attempt(&mut self, attempt: AttemptEntry) {
         self.attempts.push(attempt);
     }
 
+    /// The name of the request's span.
+    pub(crate) fn span_name(&self) -> Cow<'static, str> {
+        match &self.subject {
+            AccessSubject::Request(summary) => summary.method.clone().into(),
+            AccessSubject::Command { name, .. } => (*name).into(),
+        }
+    }
+
+    /// Whether a response was due that no client got: its status is unknown. Commands have no statuses.
+    pub(crate) fn is_unanswered(&self, status: Option<u16>) -> bool {
+        status.is_none() && matches!(self.subject, AccessSubject::Request(_))
+    }
+
+    /// Whether a command has no result because of an error of this side.
+    pub(crate) fn is_failed_command(&self) -> bool {
+        let failure = CommandFailure::StoreFailed.code();
+        matches!(self.subject, AccessSubject::Command { .. }) && self.cause == Some(failure)
+    }
+
     /// The attributes of the request's span.
     pub(crate) fn request_attributes(&self) -> Vec<KeyValue> {
-        let RequestSummary { method, host, path, peer, version, .. } = &self.summary;
-        let mut attributes = vec![
-            KeyValue::new("http.request.method", method.clone()),
-            KeyValue::new("url.path", path.clone()),
-            KeyValue::new("server.address", host.clone()),
-            KeyValue::new("network.peer.address", peer.to_string()),
-            KeyValue::new("network.protocol.version", *version),
-        ];
+        let mut attributes = vec![KeyValue::new("tidegate.protocol", self.protocol.name())];
+        match &self.subject {
+            AccessSubject::Request(RequestSummary { method, host, path, peer, version, .. }) => {
+                attributes.extend([
+                    KeyValue::new("http.request.method", method.clone()),
+                    KeyValue::new("url.path", path.clone()),
+                    KeyValue::new("server.address", host.clone()),
+                    KeyValue::new("network.peer.address", peer.to_string()),
+                    KeyValue::new("network.protocol.version", *version),
+                ]);
+            }
+            AccessSubject::Command { name, peer } => attributes.extend([
+                KeyValue::new("tidegate.command", *name),
+                KeyValue::new("network.peer.address", peer.to_string()),
+            ]),
+        }
         attributes.extend(self.id.as_ref().map(|id| KeyValue::new("tidegate.request_id", id.clone())));
         attributes.extend(self.cause.map(|cause| KeyValue::new("error.type", cause)));
         attributes
@@ -112,10 +197,10 @@ impl AccessEntry {
     pub(crate) fn decision_attributes(&self) -> Vec<KeyValue> {
         let client = self.client.as_ref().map(|client| KeyValue::new("tidegate.client", client.to_string()));
         let mut attributes: Vec<_> = client.into_iter().collect();
-        if let Some(LimitEntry { rule, limit, remaining }) = &self.limit {
-            attributes.push(KeyValue::new("tidegate.rule", rule.clone()));
-            attributes.push(KeyValue::new("tidegate.limit", number(*limit)));
-            attributes.push(KeyValue::new("tidegate.remaining", number(*remaining)));
+        attributes.extend(self.rule.as_ref().map(|rule| KeyValue::new("tidegate.rule", rule.clone())));
+        if let Some((limit, remaining)) = self.limit {
+            attributes.push(KeyValue::new("tidegate.limit", number(limit)));
+            attributes.push(KeyValue::new("tidegate.remaining", number(remaining)));
         }
         attributes
             .extend(self.retry_after.map(|seconds| KeyValue::new("tidegate.retry_after", number(seconds))));
@@ -124,6 +209,10 @@ impl AccessEntry {
 
     pub(crate) fn set_error(&mut self, cause: &'static str, retry_after: Option<u64>) {
         (self.cause, self.retry_after) = (Some(cause), retry_after);
+    }
+
+    pub(crate) fn set_retry_after(&mut self, seconds: u64) {
+        self.retry_after = Some(seconds);
     }
 
     pub(crate) fn set_response_bytes(&mut self, bytes: Option<u64>) {
@@ -139,18 +228,14 @@ impl AccessEntry {
         trace_id: Option<&str>,
     ) -> Box<[u8]> {
         let mut line = JsonLine::new(now.at, "request");
-        let RequestSummary { method, host, path, peer, version, bytes } = &self.summary;
         if let Some(id) = &self.id {
             line.text("id", id);
         }
         if let Some(trace_id) = trace_id {
             line.text("trace_id", trace_id);
         }
-        line.text("method", method);
-        line.text("host", host);
-        line.text("path", path);
-        line.text("version", version);
-        line.text("peer", &peer.to_string());
+        line.text("protocol", self.protocol.name());
+        let request_bytes = self.subject.write(&mut line);
         if let Some(client) = &self.client {
             line.text("client", &client.to_string());
         }
@@ -158,10 +243,12 @@ impl AccessEntry {
             line.text("decision", decision.name());
             line.millis("decision_ms", nanos);
         }
-        if let Some(LimitEntry { rule, limit, remaining }) = &self.limit {
+        if let Some(rule) = &self.rule {
             line.text("rule", rule);
-            line.number("limit", *limit);
-            line.number("remaining", *remaining);
+        }
+        if let Some((limit, remaining)) = self.limit {
+            line.number("limit", limit);
+            line.number("remaining", remaining);
         }
         if let Some(seconds) = self.retry_after {
             line.number("retry_after", seconds);
@@ -176,11 +263,12 @@ impl AccessEntry {
         if let Some(cause) = self.cause {
             line.text("cause", cause);
         }
-        match status {
-            Some(status) => line.number("status", status),
-            None => line.text("cause", "client_gone"),
+        if let Some(status) = status {
+            line.number("status", status);
+        } else if self.is_unanswered(status) {
+            line.text("cause", "client_gone");
         }
-        if let Some(bytes) = *bytes {
+        if let Some(bytes) = request_bytes {
             line.number("request_bytes", bytes);
         }
         if let Some(bytes) = self.bytes {

@@ -27,7 +27,7 @@ use tidegate_policy::SampleRate;
 use tidegate_store::Clock;
 
 pub use access::RequestSummary;
-pub(crate) use access::{AccessEntry, AttemptEntry};
+pub(crate) use access::{AccessEntry, AccessSubject, AttemptEntry};
 use json::JsonLine;
 pub use subscriber::details;
 pub use writer::Destination;

@@ -108,6 +108,18 @@ impl Tracer {
         Some(TraceParent { context: TraceContext::new(sample.includes(fastrand::u32(..))), parent: None })
     }
 
+    /// Whether some requests that have no trace context are traced.
+    pub(crate) fn starts_traces(&self) -> bool {
+        !matches!(self.0.sample.load(Ordering::Relaxed), OFF | 0)
+    }
+
+    /// Starts the trace of a command, which has no trace context; `None` if it is not sampled.
+    pub(crate) fn start(&self) -> Option<TraceContext> {
+        // No rate if traces are disabled.
+        let sample = SampleRate::from_millionths(self.0.sample.load(Ordering::Relaxed))?;
+        (!sample.is_none() && sample.includes(fastrand::u32(..))).then(|| TraceContext::new(true))
+    }
+
     pub(crate) fn send(&self, spans: RequestSpans) {
         let count = spans.len() as u64;
         let exporter = self.0.exporter.load();

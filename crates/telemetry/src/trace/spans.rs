@@ -43,13 +43,16 @@ impl TraceSpans {
             spans.push(self.attempt(if is_last { self.attempt_span } else { span_id() }, attempt));
         }
         let mut span = self.span(self.context.span, SpanKind::Server, (access.start.at, now.at));
-        span.name = access.summary.method.clone().into();
+        span.name = access.span_name();
         span.parent_span_id = self.parent.map_or(SpanId::INVALID, SpanId::from);
         span.parent_span_is_remote = self.parent.is_some();
         span.attributes = access.request_attributes();
-        match status {
-            Some(code) => set_status(&mut span, code),
-            None => span.status = Status::error("client_gone"),
+        if let Some(code) = status {
+            set_status(&mut span, code);
+        } else if access.is_unanswered(status) {
+            span.status = Status::error("client_gone");
+        } else if access.is_failed_command() {
+            span.status = Status::error("");
         }
         spans.push(span);
         spans

@@ -8,3 +8,4 @@
 
 mod log;
 mod monitoring;
+mod protocols;

@@ -24,33 +24,58 @@ fn requests_after(ask: impl FnOnce(&ServiceClient)) -> Vec<Value> {
     lines
 }
 
+/// The values of a line that depend on the decision.
+fn assert_decision(line: &Value, (decision, remaining): (&str, u64)) {
+    assert_eq!((&line["rule"], &line["limit"]), (&"default".into(), &2.into()), "{line}");
+    assert_eq!((&line["decision"], &line["remaining"]), (&decision.into(), &remaining.into()), "{line}");
+    assert_eq!(line["peer"], "127.0.0.1", "{line}");
+    assert!(line["decision_ms"].is_number() && line["total_ms"].is_number(), "{line}");
+}
+
 #[test]
-fn access_log_has_a_line_for_each_request_over_http_and_grpc_and_none_over_resp() {
+fn access_log_has_a_line_for_each_decision_over_each_protocol() {
     let lines = requests_after(|client| {
         for protocol in ServiceProtocol::ALL {
             let answers = [(); 3].map(|()| client.check(protocol, "default", &format!("user:{protocol:?}")));
             assert_eq!(answers, [Answer::Admitted, Answer::Admitted, Answer::Rejected]);
         }
     });
-    let expected = [("/v1/check", "user:Http"), ("/tidegate/rule.client", "user:Grpc")];
-    assert_eq!(lines.len(), 6, "{lines:?}");
-    for (lines, (path, client)) in lines.chunks(3).zip(expected) {
-        for (line, (decision, remaining)) in
-            lines.iter().zip([("admitted", 1), ("admitted", 0), ("rejected", 0)])
-        {
-            assert_eq!((&line["path"], &line["client"]), (&path.into(), &client.into()), "{line}");
-            assert_eq!((&line["rule"], &line["limit"]), (&"default".into(), &2.into()), "{line}");
-            assert_eq!(
-                (&line["decision"], &line["remaining"]),
-                (&decision.into(), &remaining.into()),
-                "{line}"
-            );
-            assert_eq!((&line["method"], &line["version"]), (&"POST".into(), &"2".into()), "{line}");
-            assert_eq!(line["peer"], "127.0.0.1", "{line}");
-            assert!(line["decision_ms"].is_number() && line["total_ms"].is_number(), "{line}");
+    assert_eq!(lines.len(), 9, "{lines:?}");
+    let expected = [("http", "user:Http"), ("grpc", "user:Grpc"), ("resp", "user:Resp")];
+    for (lines, (protocol, client)) in lines.chunks(3).zip(expected) {
+        for (line, decision) in lines.iter().zip([("admitted", 1), ("admitted", 0), ("rejected", 0)]) {
+            assert_eq!((&line["protocol"], &line["client"]), (&protocol.into(), &client.into()), "{line}");
+            assert_decision(line, decision);
         }
     }
-    // A check over HTTP is answered with 200, whatever the decision; a call over gRPC is logged as the status of a proxy.
-    let statuses: Vec<_> = lines.iter().map(|line| line["status"].as_u64().unwrap()).collect();
+    for (lines, path) in lines.chunks(3).zip(["/v1/check", "/tidegate/rule.client"]) {
+        for line in lines {
+            assert_eq!((&line["method"], &line["version"]), (&"POST".into(), &"2".into()), "{line}");
+            assert_eq!(line["path"], path, "{line}");
+        }
+    }
+    // A check over HTTP is answered with 200, whatever the decision; a call over gRPC is logged as the status of a proxy. A
+    // command has no status.
+    let statuses: Vec<_> = lines.iter().filter_map(|line| line["status"].as_u64()).collect();
     assert_eq!(statuses, [200, 200, 200, 200, 200, 429]);
+    for line in &lines[6..] {
+        assert_eq!((&line["command"], line.get("method")), (&"TIDEGATE.CHECK".into(), None), "{line}");
+        assert_eq!((line.get("status"), line.get("cause")), (None, None), "{line}");
+    }
+}
+
+#[test]
+fn access_log_has_a_line_for_each_throttle_without_a_secret_key() {
+    let lines = requests_after(|client| {
+        let answers = [(); 2].map(|()| client.throttle("sk_live_51H_very_secret", 1));
+        assert_eq!(answers, [Answer::Admitted, Answer::Rejected]);
+    });
+    let decisions: Vec<_> = lines.iter().map(|line| line["decision"].as_str().unwrap()).collect();
+    assert_eq!(decisions, ["admitted", "rejected"]);
+    for line in &lines {
+        assert_eq!((&line["protocol"], &line["command"]), (&"resp".into(), &"CL.THROTTLE".into()), "{line}");
+        assert_eq!((&line["rule"], &line["client"]), (&"CL.THROTTLE".into(), &"key:sk_l…#b59c1698".into()));
+        assert_eq!((&line["limit"], &line["remaining"]), (&1.into(), &0.into()), "{line}");
+        assert!(!line.to_string().contains("very_secret"), "{line}");
+    }
 }

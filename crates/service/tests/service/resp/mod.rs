@@ -5,6 +5,7 @@
 mod authentication;
 mod commands;
 mod frames;
+mod log;
 mod pipelines;
 mod throttle;
 mod transactions;
