@@ -43,6 +43,7 @@ mod share_table;
 mod shared;
 mod static_store;
 mod store;
+mod support;
 mod sync;
 
 pub use central::CentralStore;

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use smallvec::SmallVec;
 use tidegate_core::{
-    AlgorithmKind, Check, Cost, Decision, Ledger, Limit, Outcome, Role, TimeSpan, Timestamp, Verdict, decide,
+    Check, Coordination, Cost, Decision, Ledger, Outcome, Role, TimeSpan, Timestamp, Verdict, decide,
 };
 use tidegate_store::StoreError;
 
@@ -12,6 +12,7 @@ use super::block::{ContactReason, LeaseBlock};
 use super::contact::{ContactFailure, ContactResult, LeaseNode, ReadyRequest};
 use super::request::{LeaseAction, LeaseRequest};
 use super::table::{LeaseTable, LockedShards};
+use crate::support::supports;
 
 /// How often a decision asks Redis: another decision may spend the units it waited for.
 const ROUNDS: usize = 4;
@@ -96,8 +97,9 @@ impl LeaseNode {
         let mut waiting = SmallVec::new();
         let mut ready: SmallVec<[ReadyRequest; 4]> = SmallVec::new();
         for (check, hash) in checks.iter().zip(&hashes) {
-            if !is_supported(check.limit) {
-                return Err(StoreError::Unsupported { algorithm: check.limit.algorithm() });
+            let algorithm = check.limit.algorithm();
+            if !supports(Coordination::Lease, algorithm) {
+                return Err(StoreError::Unsupported { algorithm });
             }
             let slot = shards
                 .shard(*hash)
@@ -227,13 +229,6 @@ impl Ledger for PeekLedger {
 /// The outcome of a check without a block; it does not occur.
 const UNKNOWN: Outcome =
     Outcome { verdict: Verdict::Never, limit: 0, remaining: 0, reset_after: TimeSpan::ZERO };
-
-fn is_supported(limit: &Limit) -> bool {
-    matches!(
-        limit.kind(),
-        AlgorithmKind::TokenBucket(_) | AlgorithmKind::FixedWindow(_) | AlgorithmKind::SlidingCounter(_)
-    )
-}
 
 /// The cost of all checks on the key of `check` that need units of the lease.
 fn cost_of_key(checks: &[Check<'_>], check: &Check<'_>) -> Cost {

@@ -67,7 +67,7 @@ impl StoreState {
     /// The groups of `checks` while Redis works.
     pub(super) fn groups<'a>(&self, checks: &[Check<'a>]) -> Groups<'a> {
         group(checks.iter().copied().enumerate(), |check| {
-            self.settings.of(check.key.rule).coordination.into()
+            self.settings.coordination(check.key.rule, check.limit).into()
         })
     }
 

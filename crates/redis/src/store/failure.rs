@@ -274,7 +274,7 @@ impl StoreState {
         let now = self.link.clock().now();
         let calls = charges.iter().map(|charge| async move {
             let check = charge.check();
-            let decider = self.settings.of(check.key.rule).coordination.into();
+            let decider = self.settings.coordination(check.key.rule, check.limit).into();
             self.decide_by(decider, &[check], now).await
         });
         let results = join_all(calls).await;

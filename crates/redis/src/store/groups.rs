@@ -27,7 +27,7 @@ impl From<Coordination> for Decider {
     }
 }
 
-/// Checks with the same decider. All checks of a rule, and so of a counter, are in one group.
+/// Checks with the same decider. All checks of a rule with the same algorithm, and so of a counter, are in one group.
 #[derive(Clone, Debug)]
 pub(super) struct Group<'a> {
     pub(super) decider: Decider,

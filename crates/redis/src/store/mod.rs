@@ -177,7 +177,7 @@ impl StoreState {
             Verdict::Never => TimeSpan::MAX,
         });
         let Some((position, (check, outcome))) = lasting else { return };
-        let life = match self.settings.of(check.key.rule).coordination {
+        let life = match self.settings.coordination(check.key.rule, check.limit) {
             Coordination::Lease | Coordination::Sync => LOCAL_LIFE,
             _ if self.link.has_slots() => CLUSTER_LIFE,
             Coordination::Central if outcome.limit != check.limit.capacity() => OVERRIDE_LIFE,
@@ -202,9 +202,9 @@ impl StoreState {
         let coordination = self.settings.coordination_of(checks);
         let asks_redis = match coordination {
             Some(coordination) => coordination == Coordination::Central,
-            None => checks
-                .iter()
-                .any(|check| self.settings.of(check.key.rule).coordination == Coordination::Central),
+            None => checks.iter().any(|check| {
+                self.settings.coordination(check.key.rule, check.limit) == Coordination::Central
+            }),
         };
         if asks_redis && let Some(decision) = self.cached(checks) {
             return Ok(decision);
@@ -251,8 +251,9 @@ impl StoreState {
     async fn refund(&self, refunds: &[Refund<'_>], now: Timestamp) -> Result<(), StoreError> {
         let mut result = Ok(());
         for coordination in Coordination::ALL {
-            let is_ours =
-                |refund: &&Refund<'_>| self.settings.of(refund.key.rule).coordination == coordination;
+            let is_ours = |refund: &&Refund<'_>| {
+                self.settings.coordination(refund.key.rule, refund.limit) == coordination
+            };
             let group: Vec<Refund<'_>> = refunds.iter().filter(is_ours).copied().collect();
             if group.is_empty() {
                 continue;
@@ -305,7 +306,7 @@ impl Store for RedisStore {
     async fn decide(&self, checks: &[Check<'_>], now: Timestamp) -> Result<Decision, StoreError> {
         // Most decisions under a lease need nothing else.
         if let [check] = checks
-            && self.state.settings.of(check.key.rule).coordination == Coordination::Lease
+            && self.state.settings.coordination(check.key.rule, check.limit) == Coordination::Lease
             && let Some(decision) = self.state.lease.decide_locally(check, now)
         {
             return Ok(decision);
@@ -314,7 +315,7 @@ impl Store for RedisStore {
     }
 
     fn decide_at_once(&self, check: &Check<'_>, now: Timestamp) -> PromptDecision {
-        match self.state.settings.of(check.key.rule).coordination {
+        match self.state.settings.coordination(check.key.rule, check.limit) {
             Coordination::Static => self.state.static_share.decide_at_once(check, now),
             Coordination::Sync => self.state.sync.decide_at_once(check, now),
             Coordination::Lease => self.state.lease.decide_at_once(check, now),
@@ -352,11 +353,16 @@ impl Store for RedisStore {
     async fn reset(&self, key: CounterKey<'_>) -> Result<(), StoreError> {
         let state = &*self.state;
         state.fallback.reset(key).await?;
-        match state.settings.of(key.rule).coordination {
+        let coordination = state.settings.of(key.rule).coordination;
+        match coordination {
             Coordination::Static => state.static_share.reset(key).await?,
             Coordination::Sync => state.sync.reset(key).await?,
             Coordination::Lease => state.lease.reset(key).await?,
-            Coordination::Central => state.central.reset(key).await?,
+            Coordination::Central => {}
+        }
+        // Limits that a lease or an exchange of counts does not support are counted in Redis.
+        if coordination != Coordination::Static {
+            state.central.reset(key).await?;
         }
         state.announce(CounterChange::Reset, key);
         Ok(())

@@ -5,10 +5,11 @@ use std::sync::Arc;
 
 use arc_swap::ArcSwap;
 use foldhash::fast::FixedState;
-use tidegate_core::{Check, Coordination, RuleId, StoreFailureMode};
+use tidegate_core::{Check, Coordination, Limit, RuleId, StoreFailureMode};
 use tidegate_store::RuleSettings;
 
 use crate::config::RedisConfig;
+use crate::support::supports;
 
 /// The coordination and the failure mode of a rule.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -49,10 +50,19 @@ impl SettingsTable {
         if rules.is_empty() { self.configured } else { rules.get(&rule).copied().unwrap_or(self.configured) }
     }
 
+    /// How nodes share `limit` under a rule. The limits of a policy are checked when it is loaded; others, such as those that
+    /// requests carry, are decided in Redis if the rule's coordination does not support them.
+    #[inline]
+    pub(super) fn coordination(&self, rule: RuleId, limit: &Limit) -> Coordination {
+        let coordination = self.of(rule).coordination;
+        if supports(coordination, limit.algorithm()) { coordination } else { Coordination::Central }
+    }
+
     /// The coordination of all `checks`, if it is the same.
     pub(super) fn coordination_of(&self, checks: &[Check<'_>]) -> Option<Coordination> {
         let [first, rest @ ..] = checks else { return Some(self.configured.coordination) };
-        let coordination = self.of(first.key.rule).coordination;
-        rest.iter().all(|check| self.of(check.key.rule).coordination == coordination).then_some(coordination)
+        let coordination = self.coordination(first.key.rule, first.limit);
+        let is_same = |check: &Check<'_>| self.coordination(check.key.rule, check.limit) == coordination;
+        rest.iter().all(is_same).then_some(coordination)
     }
 }

@@ -40,7 +40,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use smallvec::SmallVec;
 use thiserror::Error;
 use tidegate_core::{
-    Algorithm, Check, CounterKey, Decision, Limit, Refund, TimeSpan, Timestamp, decide, peek,
+    Check, Coordination, CounterKey, Decision, Limit, Refund, TimeSpan, Timestamp, decide, peek,
 };
 use tidegate_store::{Clock, Override, Store, StoreError};
 use tokio::sync::{Mutex, Notify};
@@ -50,6 +50,7 @@ use crate::link::Link;
 use crate::nodes::{NodeCount, NodeId};
 use crate::operation::{Operation, OperationReply};
 use crate::owned_key::LocalOverrides;
+use crate::support::supports;
 use counter::SyncCounter;
 pub(crate) use exchange::{CounterExchange, ExchangeReply, ExchangedCounter};
 use report::SyncMetrics;
@@ -189,11 +190,11 @@ impl SyncNode {
     fn limits(&self, checks: &[Check<'_>], now: Timestamp) -> Result<SmallVec<[Limit; 4]>, StoreError> {
         let limit_of = |check: &Check<'_>| {
             let limit = self.overrides.in_force(check.key, check.limit, now);
-            match limit.algorithm() {
-                Algorithm::TokenBucket | Algorithm::FixedWindow | Algorithm::SlidingCounter => Ok(limit),
-                algorithm @ (Algorithm::LeakyBucket | Algorithm::SlidingLog) => {
-                    Err(StoreError::Unsupported { algorithm })
-                }
+            let algorithm = limit.algorithm();
+            if supports(Coordination::Sync, algorithm) {
+                Ok(limit)
+            } else {
+                Err(StoreError::Unsupported { algorithm })
             }
         };
         checks.iter().map(limit_of).collect()

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use tidegate_core::{Cost, CounterDelta, CounterState, RuleId, Spec};
+use tidegate_core::{Algorithm, Cost, CounterDelta, CounterState, RuleId, Spec};
 use tidegate_store::SystemClock;
 use tidegate_testkit::process::RedisServer;
 

@@ -2,6 +2,7 @@
 
 #![allow(missing_docs, clippy::unwrap_used, reason = "tests speak through their names and fail by panicking")]
 
+mod carried_limits;
 mod central;
 mod doctor;
 mod failure;
