@@ -44,7 +44,7 @@ fn limit(algorithm: Algorithm, requests: u64) -> Limit {
     Limit::new(algorithm, spec(algorithm, requests, HOUR)).unwrap()
 }
 
-fn check<'a>(rule: RuleId, limit: &'a Limit) -> Check<'a> {
+fn check(rule: RuleId, limit: &Limit) -> Check<'_> {
     Check::new(CounterKey::new(rule, b"client"), limit)
 }
 

@@ -1,7 +1,11 @@
 //! `POST /json`: a rate limit call over HTTP, in the JSON format of protobuf, as the reference server has it.
 
+use std::fmt;
+use std::marker::PhantomData;
 use std::net::IpAddr;
 
+use serde::de::value::MapAccessDeserializer;
+use serde::de::{Deserializer, MapAccess, Visitor};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use tidegate_store::Store;
@@ -48,11 +52,31 @@ fn error_json(message: &str) -> String {
 
 /// Parses a request. Unknown fields are errors, as in the reference server.
 fn parse(body: &[u8]) -> Result<RateLimitRequest, serde_json::Error> {
-    // serde would also read a list as the fields of the request.
-    if !body.trim_ascii_start().starts_with(b"{") {
-        return Err(serde::de::Error::custom("expected an object"));
+    serde_json::from_slice(body).map(|JsonObject::<JsonRequest>(request)| request.into())
+}
+
+/// A message that must be an object. A derived implementation also reads a list of the values, whose meaning would depend on the
+/// order of the fields here.
+struct JsonObject<T>(T);
+
+impl<'de, T: Deserialize<'de>> Deserialize<'de> for JsonObject<T> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct ObjectVisitor<T>(PhantomData<T>);
+
+        impl<'de, T: Deserialize<'de>> Visitor<'de> for ObjectVisitor<T> {
+            type Value = JsonObject<T>;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("an object")
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<Self::Value, A::Error> {
+                T::deserialize(MapAccessDeserializer::new(map)).map(JsonObject)
+            }
+        }
+
+        deserializer.deserialize_map(ObjectVisitor(PhantomData))
     }
-    serde_json::from_slice::<JsonRequest>(body).map(RateLimitRequest::from)
 }
 
 /// Protobuf writes names in camel case and also reads those of the message definition.
@@ -62,7 +86,7 @@ struct JsonRequest {
     #[serde(default)]
     domain: String,
     #[serde(default)]
-    descriptors: Vec<JsonDescriptor>,
+    descriptors: Vec<JsonObject<JsonDescriptor>>,
     #[serde(default, alias = "hits_addend")]
     hits_addend: Option<JsonNumber<u32>>,
 }
@@ -71,9 +95,9 @@ struct JsonRequest {
 #[serde(deny_unknown_fields, rename_all = "camelCase")]
 struct JsonDescriptor {
     #[serde(default)]
-    entries: Vec<JsonEntry>,
+    entries: Vec<JsonObject<JsonEntry>>,
     #[serde(default)]
-    limit: Option<JsonOverride>,
+    limit: Option<JsonObject<JsonOverride>>,
     #[serde(default, alias = "hits_addend")]
     hits_addend: Option<JsonNumber<u64>>,
 }
@@ -138,16 +162,16 @@ impl TryFrom<Value> for JsonUnit {
 
 impl From<JsonRequest> for RateLimitRequest {
     fn from(JsonRequest { domain, descriptors, hits_addend }: JsonRequest) -> Self {
-        let descriptors = descriptors.into_iter().map(RateLimitDescriptor::from).collect();
+        let descriptors = descriptors.into_iter().map(|JsonObject(descriptor)| descriptor.into()).collect();
         Self { domain, descriptors, hits_addend: hits_addend.map_or(0, |JsonNumber(hits)| hits) }
     }
 }
 
 impl From<JsonDescriptor> for RateLimitDescriptor {
     fn from(JsonDescriptor { entries, limit, hits_addend }: JsonDescriptor) -> Self {
-        let entry = |JsonEntry { key, value }| DescriptorEntry { key, value: value.into_bytes() };
+        let entry = |JsonObject(JsonEntry { key, value })| DescriptorEntry { key, value: value.into_bytes() };
         let entries = entries.into_iter().map(entry);
-        let limit = limit.map(|JsonOverride { requests_per_unit, unit }| LimitOverride {
+        let limit = limit.map(|JsonObject(JsonOverride { requests_per_unit, unit })| LimitOverride {
             requests_per_unit: requests_per_unit.map_or(0, |JsonNumber(requests)| requests),
             unit: unit.0,
         });
@@ -266,6 +290,28 @@ mod tests {
         ] {
             assert!(parse(text.as_bytes()).is_err(), "{text}");
         }
+    }
+
+    #[test]
+    fn json_request_with_a_list_in_place_of_an_object_is_rejected_with_the_reason() {
+        for text in [
+            r#"["d"]"#,
+            r#"{"descriptors": [[]]}"#,
+            r#"{"descriptors": [[[{"key": "k"}]]]}"#,
+            r#"{"descriptors": [{"entries": [["k", "v"]]}]}"#,
+            r#"{"descriptors": [{"limit": [5, "MINUTE"]}]}"#,
+        ] {
+            let error = parse(text.as_bytes()).expect_err(text).to_string();
+            assert!(
+                error.starts_with("invalid type: sequence, expected an object at line 1"),
+                "{text}: {error}"
+            );
+        }
+        let text = r#"{"descriptors": [{"entries": [{}], "limit": null}]}"#;
+        let [RateLimitDescriptor { limit: None, .. }] = parse(text.as_bytes()).expect(text).descriptors[..]
+        else {
+            panic!("one descriptor without a limit");
+        };
     }
 
     #[test]

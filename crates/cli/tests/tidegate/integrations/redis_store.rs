@@ -12,8 +12,16 @@ const ENVOY: &str = "
 domain: edge
 descriptors:
   - { key: user, rate_limit: { unit: day, requests_per_unit: 6 } }
-  - { key: exact, rate_limit: { unit: day, requests_per_unit: 6, algorithm: sliding_window_log } }
+  - { key: token_bucket, rate_limit: { unit: day, requests_per_unit: 6, algorithm: token_bucket } }
+  - { key: leaky_bucket, rate_limit: { unit: day, requests_per_unit: 6, algorithm: leaky_bucket } }
+  - { key: fixed_window, rate_limit: { unit: day, requests_per_unit: 6, algorithm: fixed_window } }
+  - { key: sliding_window_log, rate_limit: { unit: day, requests_per_unit: 6, algorithm: sliding_window_log } }
+  - { key: sliding_window_counter, rate_limit: { unit: day, requests_per_unit: 6, algorithm: sliding_window_counter } }
 ";
+
+/// The algorithms, which are also keys of descriptors.
+const ALGORITHMS: [&str; 5] =
+    ["token_bucket", "leaky_bucket", "fixed_window", "sliding_window_log", "sliding_window_counter"];
 
 /// A decision service with a Redis.
 struct StoredService {
@@ -94,10 +102,30 @@ fn limits_that_requests_carry_are_shared_by_two_services() {
     assert_eq!(admitted(8, |turn| client(turn).throttle("key", 5)), 5);
     let carried = descriptor_with_limit(&[("user", "bob")], 4);
     assert_eq!(admitted(8, |turn| client(turn).rate_limit("edge", &carried)), 4);
-    // The configured limits have other counters.
-    for key in ["user", "exact"] {
-        let configured = descriptor(&[(key, "bob")]);
-        assert_eq!(admitted(8, |turn| client(turn).rate_limit("edge", &configured)), 6, "{key}");
+    // The configured limit has another counter.
+    let configured = descriptor(&[("user", "bob")]);
+    assert_eq!(admitted(8, |turn| client(turn).rate_limit("edge", &configured)), 6);
+}
+
+#[test]
+fn configured_limits_of_every_algorithm_are_shared_under_every_coordination() {
+    for coordination in ["central", "lease", "sync"] {
+        let redis = RedisServer::start();
+        let services = two_services(&redis, &format!("coordination: {coordination}"));
+        let client = |turn: usize| &services[turn % 2].client;
+        for algorithm in ALGORITHMS {
+            let configured = descriptor(&[(algorithm, "bob")]);
+            let count = admitted(16, |turn| client(turn).rate_limit("edge", &configured));
+            let is_central = ["leaky_bucket", "sliding_window_log"].contains(&algorithm);
+            let expected = match coordination {
+                // One service may have leased what the other one needs.
+                "lease" if !is_central => 1..=6,
+                // The services may not have exchanged their counts yet.
+                "sync" if !is_central => 6..=12,
+                _ => 6..=6,
+            };
+            assert!(expected.contains(&count), "{algorithm}, {coordination}: {count}");
+        }
     }
 }
 
