@@ -232,11 +232,16 @@ pub(crate) fn start_tidegate(
         Transport::Http => "http",
         Transport::Grpc { .. } => "grpc",
     };
+    // Commands of the Redis protocol carry their limits. Those of a policy would have half of the memory.
+    let rate_limits = match transport {
+        Transport::Resp { .. } => String::new(),
+        _ => format!("rate_limits: {{ default: {{ algorithm: token_bucket, {limit} }} }}"),
+    };
     let policy = include_str!("configs/tidegate.yaml")
         .replace("@ADMIN@", &free_port()?.to_string())
         .replace("@PROTOCOL@", protocol)
         .replace("@LISTEN@", &port.to_string())
-        .replace("@LIMIT@", limit);
+        .replace("@RATE_LIMITS@", &rate_limits);
     let policy = programs.write(&format!("tidegate-{port}.yaml"), &policy)?;
     let envoy = programs.dir.join("envoy").to_string_lossy().into_owned();
     let mut arguments = vec!["serve", "--config", &policy];
