@@ -143,7 +143,7 @@ fn path(target: &[u8]) -> Result<PathAndQuery, DescribedRequestError> {
 }
 
 /// Removes white space around the values of headers. HTTP ignores it, so a client has one spelling of its name.
-pub(crate) fn trim_values(headers: &mut HeaderMap) {
+fn trim_values(headers: &mut HeaderMap) {
     headers.values_mut().for_each(trim);
 }
 
@@ -164,7 +164,7 @@ fn trim(value: &mut HeaderValue) {
 }
 
 /// Removes the headers that only a trusted proxy may send.
-pub(crate) fn remove_proxy_headers(headers: &mut HeaderMap) {
+fn remove_proxy_headers(headers: &mut HeaderMap) {
     let names: SmallVec<[HeaderName; 8]> =
         headers.keys().filter(|name| is_proxy_header(name.as_str())).cloned().collect();
     for name in names {

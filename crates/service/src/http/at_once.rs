@@ -14,7 +14,7 @@ use super::decision::DecisionLog;
 use super::dispatch::{EndpointCall, ServiceEndpoint, check_head, parse};
 use super::error::HttpError;
 use super::message::{CheckMessage, SingleCheckMessage};
-use super::request::{EndpointBody, EndpointRequest, RequestHeaders, map_of};
+use super::request::{EndpointBody, EndpointRequest};
 use super::response::HttpAnswer;
 use crate::immediate::poll_immediate;
 
@@ -32,16 +32,14 @@ pub(super) fn answer<S: Store + 'static>(
     if !call.worker.limiter.store().is_immediate() {
         return None;
     }
-    let (RequestHeaders::Lines(lines), EndpointBody::Whole(body)) = (&request.headers, body) else {
-        return None;
-    };
+    let EndpointBody::Whole(body) = body else { return None };
     let checked = || check_head(call, endpoint, (request, peer));
     match endpoint {
         ServiceEndpoint::Check if body.len() <= MAX_SINGLE => match checked() {
             Ok(()) => check(call, body),
             Err(error) => Some(Err(error)),
         },
-        ServiceEndpoint::Authorize => Some(checked().and_then(|()| authorize(call, lines, (request, peer)))),
+        ServiceEndpoint::Authorize => Some(checked().and_then(|()| authorize(call, (request, peer)))),
         _ => None,
     }
 }
@@ -75,10 +73,9 @@ fn check_one<S: Store + 'static>(
 
 fn authorize<S: Store + 'static>(
     call: &mut EndpointCall<'_, S>,
-    lines: &[httparse::Header<'_>],
     (request, peer): (&EndpointRequest<'_>, IpAddr),
 ) -> Result<HttpAnswer<S>, HttpError> {
-    let original = original_request(call, (map_of(lines)?, peer), request.version)?;
+    let original = original_request(call, (&request.headers, peer), request.version)?;
     let (now, worker) = (call.record.start_decision(), call.worker);
     let (policy, mut scratch) = (Rc::clone(&call.policy), worker.http.scratch());
     let ruling = poll_immediate(worker.limiter.check(&policy.active, &original.facts(), &mut scratch, now));

@@ -3,7 +3,6 @@
 use std::net::IpAddr;
 use std::rc::Rc;
 
-use http::header::HeaderMap;
 use http::{StatusCode, Version};
 use smallvec::SmallVec;
 use tidegate_core::TimeSpan;
@@ -19,6 +18,7 @@ use super::dispatch::{EndpointCall, version_text};
 use super::error::HttpError;
 use super::facts::NormalRequest;
 use super::original::OriginalRequest;
+use super::request::RequestHeaders;
 use super::response::{HttpAnswer, HttpResponse};
 use crate::worker::ServiceWorker;
 
@@ -47,7 +47,7 @@ pub(super) fn is_trusted<S: Store + 'static>(call: &EndpointCall<'_, S>, peer: I
 /// Answers a trusted proxy.
 pub(super) async fn authorize<S: Store + 'static>(
     call: &mut EndpointCall<'_, S>,
-    (headers, proxy): (HeaderMap, IpAddr),
+    (headers, proxy): (&RequestHeaders<'_>, IpAddr),
     version: Version,
 ) -> Result<HttpAnswer<S>, HttpError> {
     let request = original_request(call, (headers, proxy), version)?;
@@ -60,15 +60,15 @@ pub(super) async fn authorize<S: Store + 'static>(
 /// The request about which a proxy asks.
 pub(super) fn original_request<S: Store + 'static>(
     call: &mut EndpointCall<'_, S>,
-    (headers, proxy): (HeaderMap, IpAddr),
+    (headers, proxy): (&RequestHeaders<'_>, IpAddr),
     version: Version,
 ) -> Result<NormalRequest, HttpError> {
-    let mut original = OriginalRequest::read(headers)?;
+    let mut original = OriginalRequest::read(headers.iter())?;
     let identities = &call.policy.active.matcher.plan().identities;
     if identities.addresses().trusts(proxy) {
         original.came_through(proxy);
     }
-    let request = NormalRequest::new(&call.policy.active, original.described())?;
+    let request = NormalRequest::new(&call.policy.active, original.described()?)?;
     // The record is about the original request from here on.
     call.record.describe(|| summarize(identities, &request, version_text(version)));
     Ok(request)

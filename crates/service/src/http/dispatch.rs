@@ -135,8 +135,7 @@ async fn answer<S: Store + 'static>(
     match endpoint {
         ServiceEndpoint::OpenApi => return Ok(HttpResponse::new("application/json", OPENAPI).into()),
         ServiceEndpoint::Authorize => {
-            let headers = request.headers.into_map()?;
-            return authorize(call, (headers, peer), request.version).await;
+            return authorize(call, (&request.headers, peer), request.version).await;
         }
         _ => {}
     }
@@ -191,7 +190,7 @@ fn check_token<S: Store + 'static>(
         return Ok(());
     }
     let (given, header) = if endpoint == ServiceEndpoint::Authorize {
-        (headers.single(original::TOKEN_NAME), "X-Tidegate-Token")
+        (headers.single(original::TOKEN), "X-Tidegate-Token")
     } else {
         let bearer = |value: &'_ [u8]| value.len() > 7 && value[..7].eq_ignore_ascii_case(b"bearer ");
         let given = headers.single("authorization").filter(|value| bearer(value));

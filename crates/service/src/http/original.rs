@@ -9,54 +9,69 @@ use std::fmt;
 use std::net::{IpAddr, SocketAddr};
 
 use http::HeaderMap;
-use http::header::{CONNECTION, CONTENT_LENGTH, HOST, HeaderName, HeaderValue, TRANSFER_ENCODING, UPGRADE};
+use http::header::{HeaderName, HeaderValue};
+use smallvec::SmallVec;
+use tidegate_policy::is_proxy_header;
 
 use super::error::{HttpError, invalid};
-use crate::request::{DescribedRequest, remove_proxy_headers, trim_values};
+use crate::request::DescribedRequest;
 
 /// The token of the listener. `Authorization` is that of the original client.
-pub(super) const TOKEN_NAME: &str = "x-tidegate-token";
-const TOKEN: HeaderName = HeaderName::from_static(TOKEN_NAME);
-const ORIGINAL_METHOD: HeaderName = HeaderName::from_static("x-original-method");
-const ORIGINAL_URI: HeaderName = HeaderName::from_static("x-original-uri");
-const ORIGINAL_HOST: HeaderName = HeaderName::from_static("x-original-host");
-const FORWARDED_METHOD: HeaderName = HeaderName::from_static("x-forwarded-method");
-const FORWARDED_URI: HeaderName = HeaderName::from_static("x-forwarded-uri");
-const FORWARDED_HOST: HeaderName = HeaderName::from_static("x-forwarded-host");
+pub(super) const TOKEN: &str = "x-tidegate-token";
 const FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
-const REAL_IP: HeaderName = HeaderName::from_static("x-real-ip");
+const REAL_IP: &str = "x-real-ip";
 
 /// What a proxy says about a request.
-pub(super) struct OriginalRequest {
-    pub(super) method: HeaderValue,
-    pub(super) target: HeaderValue,
-    pub(super) host: HeaderValue,
+pub(super) struct OriginalRequest<'h> {
+    pub(super) method: &'h [u8],
+    pub(super) target: &'h [u8],
+    pub(super) host: &'h [u8],
     pub(super) peer: IpAddr,
     headers: HeaderMap,
 }
 
-impl OriginalRequest {
+/// A statement that either family of headers makes, or both in the same words.
+#[derive(Default)]
+struct Statement<'h> {
+    original: Option<&'h [u8]>,
+    forwarded: Option<&'h [u8]>,
+}
+
+/// All statements of a request.
+#[derive(Default)]
+struct Statements<'h> {
+    method: Statement<'h>,
+    target: Statement<'h>,
+    host: Statement<'h>,
+    real_ip: Option<&'h [u8]>,
+    forwarded_for: SmallVec<[&'h [u8]; 2]>,
+}
+
+impl<'h> OriginalRequest<'h> {
     /// Reads the headers of a request from a trusted proxy. The other headers are those of the original request.
-    pub(super) fn read(mut headers: HeaderMap) -> Result<Self, HttpError> {
-        // HTTP/2 transmits the white space around values.
-        trim_values(&mut headers);
-        let method = stated(&headers, [ORIGINAL_METHOD, FORWARDED_METHOD])?;
-        let target = stated(&headers, [ORIGINAL_URI, FORWARDED_URI])?;
-        let host = stated(&headers, [ORIGINAL_HOST, FORWARDED_HOST])?;
-        let real = single(&headers, &REAL_IP)?.map(|value| address(value.as_bytes())).transpose()?;
-        let forwarded = take_last_forwarded(&mut headers)?;
+    pub(super) fn read(lines: impl Iterator<Item = (&'h str, &'h [u8])>) -> Result<Self, HttpError> {
+        let (mut stated, mut headers) = (Statements::default(), HeaderMap::new());
+        for (name, value) in lines {
+            // HTTP/2 transmits the white space around values.
+            let (name, value) = (LowerCaseName::new(name), trim(value));
+            if stated.add(name.as_str(), value)? {
+                continue;
+            }
+            let name = HeaderName::from_bytes(name.as_str().as_bytes()).map_err(|_| HttpError::BadHeader)?;
+            headers.append(name, HeaderValue::from_bytes(value).map_err(|_| HttpError::BadHeader)?);
+        }
+        let method = stated.method.value("x-original-method", "x-forwarded-method")?;
+        let target = stated.target.value("x-original-uri", "x-forwarded-uri")?;
+        let host = stated.host.value("x-original-host", "x-forwarded-host")?;
+        let real = stated.real_ip.map(address).transpose()?;
+        let forwarded = take_last_forwarded(&stated.forwarded_for, &mut headers)?;
         let peer = match (real, forwarded) {
             (Some(real), Some(forwarded)) if real != forwarded => {
-                return Err(different(&REAL_IP, &FORWARDED_FOR));
+                return Err(different(REAL_IP, FORWARDED_FOR.as_str()));
             }
             (Some(peer), _) | (None, Some(peer)) => peer,
-            (None, None) => return Err(missing(&REAL_IP, &FORWARDED_FOR)),
+            (None, None) => return Err(missing(REAL_IP, FORWARDED_FOR.as_str())),
         };
-        remove_proxy_headers(&mut headers);
-        // These belong to the connection of the proxy and not to the original request.
-        for name in [CONNECTION, TRANSFER_ENCODING, CONTENT_LENGTH, UPGRADE, HOST, TOKEN] {
-            headers.remove(name);
-        }
         Ok(Self { method, target, host, peer, headers })
     }
 
@@ -70,60 +85,98 @@ impl OriginalRequest {
     }
 
     /// The request to be checked.
-    pub(super) fn described(&mut self) -> DescribedRequest<'_> {
-        DescribedRequest {
-            method: self.method.as_bytes(),
-            host: Some(self.host.clone()),
-            target: self.target.as_bytes(),
-            headers: std::mem::take(&mut self.headers),
-            peer: self.peer,
+    pub(super) fn described(self) -> Result<DescribedRequest<'h>, HttpError> {
+        let Self { method, target, host, peer, headers } = self;
+        let host = HeaderValue::from_bytes(host).map_err(|_| HttpError::BadHeader)?;
+        Ok(DescribedRequest { method, host: Some(host), target, headers, peer })
+    }
+}
+
+impl<'h> Statements<'h> {
+    /// Adds a header. Returns false if it belongs to the original request: it is not a statement, not one that only proxies send,
+    /// and not one about the connection of the proxy.
+    fn add(&mut self, name: &str, value: &'h [u8]) -> Result<bool, HttpError> {
+        let only = match name {
+            "x-original-method" => &mut self.method.original,
+            "x-original-uri" => &mut self.target.original,
+            "x-original-host" => &mut self.host.original,
+            "x-forwarded-method" => &mut self.method.forwarded,
+            "x-forwarded-uri" => &mut self.target.forwarded,
+            "x-forwarded-host" => &mut self.host.forwarded,
+            REAL_IP => &mut self.real_ip,
+            "x-forwarded-for" => {
+                self.forwarded_for.push(value);
+                return Ok(true);
+            }
+            TOKEN | "connection" | "transfer-encoding" | "content-length" | "upgrade" | "host" => {
+                return Ok(true);
+            }
+            _ => return Ok(is_proxy_header(name)),
+        };
+        match only.replace(value) {
+            None => Ok(true),
+            Some(_) => {
+                Err(invalid(format!("more than one header `{name}`; configure the proxy to overwrite it")))
+            }
         }
     }
 }
 
-impl fmt::Debug for OriginalRequest {
+impl<'h> Statement<'h> {
+    fn value(&self, original: &str, forwarded: &str) -> Result<&'h [u8], HttpError> {
+        match (self.original, self.forwarded) {
+            (Some(one), Some(other)) if one != other => Err(different(original, forwarded)),
+            (Some(value), _) | (None, Some(value)) => Ok(value),
+            (None, None) => Err(missing(original, forwarded)),
+        }
+    }
+}
+
+/// The name of a header in lower case, without an allocation for usual names.
+struct LowerCaseName(SmallVec<[u8; 64]>);
+
+impl LowerCaseName {
+    fn new(name: &str) -> Self {
+        let mut lower = SmallVec::from_slice(name.as_bytes());
+        lower.make_ascii_lowercase();
+        Self(lower)
+    }
+
+    fn as_str(&self) -> &str {
+        std::str::from_utf8(&self.0).unwrap_or_default()
+    }
+}
+
+impl fmt::Debug for OriginalRequest<'_> {
     /// Without the target and the headers, which may contain secrets of clients.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { method, host, peer, .. } = self;
+        let (method, host) = (String::from_utf8_lossy(method), String::from_utf8_lossy(host));
         let mut shown = f.debug_struct("OriginalRequest");
-        shown.field("method", method).field("host", host).field("peer", peer).finish_non_exhaustive()
+        shown.field("method", &method).field("host", &host).field("peer", peer).finish_non_exhaustive()
     }
 }
 
-/// The only value of a header; an error if there are more.
-fn single<'h>(headers: &'h HeaderMap, name: &HeaderName) -> Result<Option<&'h HeaderValue>, HttpError> {
-    let mut values = headers.get_all(name).iter();
-    let value = values.next();
-    match values.next() {
-        Some(_) => {
-            Err(invalid(format!("more than one header `{name}`; configure the proxy to overwrite it")))
-        }
-        None => Ok(value),
-    }
+/// The value without white space around it.
+fn trim(value: &[u8]) -> &[u8] {
+    let is_space = |byte: &u8| matches!(byte, b' ' | b'\t');
+    let start = value.iter().position(|byte| !is_space(byte)).unwrap_or(value.len());
+    let end = value.iter().rposition(|byte| !is_space(byte)).map_or(start, |last| last + 1);
+    value.get(start..end).unwrap_or_default()
 }
 
-/// A statement that either header makes, or both in the same words.
-fn stated(headers: &HeaderMap, [original, forwarded]: [HeaderName; 2]) -> Result<HeaderValue, HttpError> {
-    match (single(headers, &original)?, single(headers, &forwarded)?) {
-        (Some(one), Some(other)) if one != other => Err(different(&original, &forwarded)),
-        (Some(value), _) | (None, Some(value)) => Ok(value.clone()),
-        (None, None) => Err(missing(&original, &forwarded)),
-    }
-}
-
-fn different(one: &HeaderName, other: &HeaderName) -> HttpError {
+fn different(one: &str, other: &str) -> HttpError {
     let fix = "configure the proxy to overwrite one of them and to remove the other";
     invalid(format!("`{one}` and `{other}` differ; {fix}"))
 }
 
-fn missing(one: &HeaderName, other: &HeaderName) -> HttpError {
+fn missing(one: &str, other: &str) -> HttpError {
     invalid(format!("missing header; configure the proxy to set `{one}` or `{other}`"))
 }
 
-/// Removes the last address of `X-Forwarded-For`: the one that the proxy has added, which is its own peer. The addresses
-/// before it are those that this peer has sent.
-fn take_last_forwarded(headers: &mut HeaderMap) -> Result<Option<IpAddr>, HttpError> {
-    let lines: Vec<&[u8]> = headers.get_all(&FORWARDED_FOR).iter().map(HeaderValue::as_bytes).collect();
+/// The last address of `X-Forwarded-For`: the one that the proxy has added, which is its own peer. The addresses before it are
+/// those that this peer has sent; they stay in `headers`.
+fn take_last_forwarded(lines: &[&[u8]], headers: &mut HeaderMap) -> Result<Option<IpAddr>, HttpError> {
     if lines.is_empty() {
         return Ok(None);
     }
@@ -134,10 +187,9 @@ fn take_last_forwarded(headers: &mut HeaderMap) -> Result<Option<IpAddr>, HttpEr
     };
     let last = address(last.unwrap_or_default())?;
     // A part of a valid value is valid.
-    match before.and_then(|before| HeaderValue::from_bytes(before).ok()) {
-        Some(before) => headers.insert(FORWARDED_FOR, before),
-        None => headers.remove(FORWARDED_FOR),
-    };
+    if let Some(before) = before.and_then(|before| HeaderValue::from_bytes(before).ok()) {
+        headers.insert(FORWARDED_FOR, before);
+    }
     Ok(Some(last))
 }
 
@@ -170,21 +222,33 @@ mod tests {
         ("x-forwarded-for", "192.0.2.7"),
     ];
 
-    fn read(lines: &[&[(&'static str, &str)]]) -> Result<OriginalRequest, String> {
-        let mut headers = HeaderMap::new();
-        for (name, value) in lines.iter().copied().flatten() {
-            headers.append(*name, value.parse().unwrap());
-        }
-        OriginalRequest::read(headers).map_err(|error| format!("{error:?}"))
+    fn read(lines: &[&[(&'static str, &'static str)]]) -> Result<OriginalRequest<'static>, String> {
+        let lines = lines.iter().copied().flatten().map(|(name, value)| (*name, value.as_bytes()));
+        OriginalRequest::read(lines).map_err(|error| format!("{error:?}"))
+    }
+
+    #[test]
+    fn original_request_with_names_in_any_case_is_read() {
+        let upper = [
+            ("X-Original-Method", "GET"),
+            ("X-ORIGINAL-URI", "/a?b"),
+            ("X-Original-Host", "api.example.org"),
+            ("X-Real-IP", "192.0.2.7"),
+            ("X-API-Key", "k"),
+            ("X-Original-And-A-Name-That-Is-Longer-Than-Any-Other-Name-Of-A-Header-Here", "a"),
+        ];
+        let headers = read(&[&upper]).unwrap().described().unwrap().headers;
+        assert_eq!((headers.len(), &headers["x-api-key"]), (1, &HeaderValue::from_static("k")));
+        assert!(read(&[&upper, &NGINX[..1]]).unwrap_err().contains("more than one header"));
     }
 
     #[test]
     fn original_request_of_each_family_is_read() {
         let nginx = read(&[&NGINX]).unwrap();
-        assert_eq!((nginx.method.as_bytes(), nginx.target.as_bytes()), (&b"GET"[..], &b"/a?b"[..]));
+        assert_eq!((nginx.method, nginx.target), (&b"GET"[..], &b"/a?b"[..]));
         assert_eq!(nginx.peer.to_string(), "192.0.2.7");
         let caddy = read(&[&CADDY]).unwrap();
-        assert_eq!((caddy.method.as_bytes(), caddy.host.as_bytes()), (&b"POST"[..], &b"api.example.org"[..]));
+        assert_eq!((caddy.method, caddy.host), (&b"POST"[..], &b"api.example.org"[..]));
         assert_eq!(caddy.peer.to_string(), "192.0.2.7");
     }
 
@@ -225,28 +289,29 @@ mod tests {
     #[test]
     fn original_request_with_the_same_statements_in_both_families_is_read() {
         let both = [("x-forwarded-uri", "/a?b"), ("x-forwarded-for", "203.0.113.1, 192.0.2.7")];
-        let mut read = read(&[&NGINX, &both]).unwrap();
+        let read = read(&[&NGINX, &both]).unwrap();
         assert_eq!(read.peer.to_string(), "192.0.2.7");
-        assert_eq!(read.described().headers[FORWARDED_FOR], "203.0.113.1");
+        assert_eq!(read.described().unwrap().headers[FORWARDED_FOR], "203.0.113.1");
     }
 
     #[test]
     fn original_request_with_white_space_around_values_is_trimmed() {
         let lines = [NGINX[0], NGINX[1], ("x-original-host", "api.example.org\t"), NGINX[3]];
         let read = read(&[&lines, &[("x-forwarded-host", " api.example.org")]]).unwrap();
-        assert_eq!(read.host, "api.example.org");
+        assert_eq!(read.host, b"api.example.org");
     }
 
     #[test]
     fn original_request_keeps_only_the_headers_of_the_client() {
-        let mut read = read(&[
+        let read = read(&[
             &NGINX,
             &[("x-tidegate-token", "secret"), ("authorization", "Bearer a"), ("connection", "x-a")],
             &[("host", "127.0.0.1:8082")],
         ])
         .unwrap();
         assert!(!format!("{read:?}").contains("Bearer"), "{read:?}");
-        let names: Vec<_> = read.described().headers.keys().map(|name| name.as_str().to_owned()).collect();
+        let names: Vec<_> =
+            read.described().unwrap().headers.keys().map(|name| name.as_str().to_owned()).collect();
         assert_eq!(names, ["authorization"]);
     }
 

@@ -1,7 +1,7 @@
 //! A request as the endpoints see it, whoever has parsed it.
 
 use bytes::Bytes;
-use http::header::{HeaderMap, HeaderName, HeaderValue};
+use http::header::{HeaderMap, HeaderValue};
 use http::{Method, Version};
 use hyper::body::Incoming;
 
@@ -65,32 +65,15 @@ impl RequestHeaders<'_> {
         values.next().is_none().then_some(value)
     }
 
-    /// The headers as a map.
-    pub(super) fn into_map(self) -> Result<HeaderMap, HttpError> {
-        match self {
-            Self::Map(map) => Ok(map),
-            Self::Lines(lines) => map_of(lines),
-        }
+    /// All names, in any case, and values.
+    pub(super) fn iter(&self) -> impl Iterator<Item = (&str, &[u8])> {
+        let (map, lines) = match self {
+            Self::Map(map) => (Some(map), &[][..]),
+            Self::Lines(lines) => (None, *lines),
+        };
+        let of_map = map.into_iter().flatten().map(|(name, value)| (name.as_str(), value.as_bytes()));
+        of_map.chain(lines.iter().map(|line| (line.name, line.value)))
     }
-}
-
-/// Headers as a map.
-pub(super) fn map_of(lines: &[httparse::Header<'_>]) -> Result<HeaderMap, HttpError> {
-    // One allocation for all values.
-    let length = lines.iter().map(|line| line.value.len()).sum();
-    let mut joined = Vec::with_capacity(length);
-    for line in lines {
-        joined.extend_from_slice(line.value);
-    }
-    let mut joined = Bytes::from(joined);
-    let mut map = HeaderMap::with_capacity(lines.len());
-    for line in lines {
-        let value = joined.split_to(line.value.len());
-        let name = HeaderName::from_bytes(line.name.as_bytes()).map_err(|_| HttpError::BadHeader)?;
-        let value = HeaderValue::from_maybe_shared(value).map_err(|_| HttpError::BadHeader)?;
-        map.append(name, value);
-    }
-    Ok(map)
 }
 
 impl<'r> EndpointBody<'r> {
