@@ -197,8 +197,8 @@ fn skip_empty_lines(mut input: &[u8]) -> &[u8] {
     input
 }
 
-/// The result of `answering`; `None` if the client closes the connection before: then nobody waits for the answer. What the
-/// client sends meanwhile is appended to `early`.
+/// The result of `answering`; `None` if the client closes the connection first, because nobody waits for the answer then. What
+/// the client sends meanwhile is appended to `early`.
 async fn while_connected<T>(
     mut answering: Pin<&mut impl Future<Output = T>>,
     io: &mut (impl AsyncRead + Unpin),

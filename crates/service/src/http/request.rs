@@ -1,4 +1,4 @@
-//! A request as the endpoints see it, whoever has parsed it.
+//! A request in the form that the endpoints use. It was parsed by `plain` or by hyper.
 
 use bytes::Bytes;
 use http::header::{HeaderMap, HeaderValue};
