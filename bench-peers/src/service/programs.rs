@@ -9,6 +9,7 @@ use anyhow::{Context, bail, ensure};
 const ROOT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/..");
 /// The version that the bars were set with.
 const THROTTLECRAB: &str = "0.4.40";
+const THROTTLECRAB_PROGRAM: &str = "bin/throttlecrab-server";
 
 /// The programs that the command line names.
 #[derive(Clone, Copy, Debug, Default)]
@@ -35,8 +36,12 @@ impl Programs {
     /// Finds all of them and installs what is missing.
     pub(crate) fn find(paths: ProgramPaths<'_>) -> anyhow::Result<Self> {
         let root = fs::canonicalize(ROOT).with_context(|| format!("{ROOT} does not exist"))?;
+        let peers = root.join("target/peers");
+        // The build of throttlecrab-server needs protoc.
+        let builds = paths.throttlecrab.is_none() && !peers.join(THROTTLECRAB_PROGRAM).is_file();
         let needed = ["redis-server", "nginx", "taskset", "setpriv", "timeout"];
-        let missing: Vec<_> = needed.into_iter().filter(|program| find(program).is_none()).collect();
+        let needed = needed.into_iter().chain(builds.then_some("protoc"));
+        let missing: Vec<_> = needed.filter(|program| find(program).is_none()).collect();
         if !missing.is_empty() {
             println!(
                 "missing: {}; `cargo xtask setup` and `cargo xtask setup --peers` install them",
@@ -58,7 +63,7 @@ impl Programs {
         }
         let programs = Self {
             tidegate,
-            throttlecrab: throttlecrab(paths.throttlecrab, &root.join("target/peers"))?,
+            throttlecrab: throttlecrab(paths.throttlecrab, &peers)?,
             redis: installed("redis-server")?,
             nginx: installed("nginx")?,
             limitador: limitador(paths.limitador)?,
@@ -115,7 +120,7 @@ fn throttlecrab(given: Option<&Path>, root: &Path) -> anyhow::Result<PathBuf> {
         ensure!(path.is_file(), "{} does not exist", path.display());
         return Ok(path.to_owned());
     }
-    let path = root.join("bin/throttlecrab-server");
+    let path = root.join(THROTTLECRAB_PROGRAM);
     if !path.is_file() {
         println!(
             "throttlecrab-server is missing: installing {THROTTLECRAB} from crates.io into target/peers"
