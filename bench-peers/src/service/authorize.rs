@@ -78,7 +78,7 @@ fn measure(programs: &Programs, pace: Pace) -> anyhow::Result<Vec<ContenderRound
     let names = ["nginx", "nginx, static 200", "nginx, tidegate"];
     let mut all: Vec<_> = names.iter().map(|name| ContenderRounds::new(NAME, name, None)).collect();
     let fixed = start_static(programs)?;
-    let tidegate = start_tidegate(programs, Transport::Http, "requests: 1000000, window: 1");
+    let tidegate = start_tidegate(programs, Transport::Http, "requests: 1000000, window: 1m");
     let tidegate = tidegate.map_err(|error| all[2].failed = Some(format!("{error:#}"))).ok();
     let (front, variants) = start_front(programs, fixed, tidegate)?;
     let requests = RequestSet::new(KEYS, |key| {

@@ -53,11 +53,11 @@ impl<'h> OriginalRequest<'h> {
         let (mut stated, mut headers) = (Statements::default(), HeaderMap::new());
         for (name, value) in lines {
             // HTTP/2 transmits the white space around values.
-            let (name, value) = (LowerCaseName::new(name), trim(value));
-            if stated.add(name.as_str(), value)? {
+            let (lower, value) = (LowerCaseName::new(name), trim(value));
+            if stated.add(&lower, value)? {
                 continue;
             }
-            let name = HeaderName::from_bytes(name.as_str().as_bytes()).map_err(|_| HttpError::BadHeader)?;
+            let name = HeaderName::from_bytes(name.as_bytes()).map_err(|_| HttpError::BadHeader)?;
             headers.append(name, HeaderValue::from_bytes(value).map_err(|_| HttpError::BadHeader)?);
         }
         let method = stated.method.value("x-original-method", "x-forwarded-method")?;
@@ -95,29 +95,31 @@ impl<'h> OriginalRequest<'h> {
 impl<'h> Statements<'h> {
     /// Adds a header. Returns false if it belongs to the original request: it is not a statement, not one that only proxies send,
     /// and not one about the connection of the proxy.
-    fn add(&mut self, name: &str, value: &'h [u8]) -> Result<bool, HttpError> {
-        let only = match name {
-            "x-original-method" => &mut self.method.original,
-            "x-original-uri" => &mut self.target.original,
-            "x-original-host" => &mut self.host.original,
-            "x-forwarded-method" => &mut self.method.forwarded,
-            "x-forwarded-uri" => &mut self.target.forwarded,
-            "x-forwarded-host" => &mut self.host.forwarded,
-            REAL_IP => &mut self.real_ip,
-            "x-forwarded-for" => {
+    fn add(&mut self, name: &LowerCaseName, value: &'h [u8]) -> Result<bool, HttpError> {
+        let only = match name.as_bytes() {
+            b"x-original-method" => &mut self.method.original,
+            b"x-original-uri" => &mut self.target.original,
+            b"x-original-host" => &mut self.host.original,
+            b"x-forwarded-method" => &mut self.method.forwarded,
+            b"x-forwarded-uri" => &mut self.target.forwarded,
+            b"x-forwarded-host" => &mut self.host.forwarded,
+            name if name == REAL_IP.as_bytes() => &mut self.real_ip,
+            b"x-forwarded-for" => {
                 self.forwarded_for.push(value);
                 return Ok(true);
             }
-            TOKEN | "connection" | "transfer-encoding" | "content-length" | "upgrade" | "host" => {
+            b"connection" | b"transfer-encoding" | b"content-length" | b"upgrade" | b"host" => {
                 return Ok(true);
             }
-            _ => return Ok(is_proxy_header(name)),
+            name if name == TOKEN.as_bytes() => return Ok(true),
+            _ => return Ok(is_proxy_header(name.as_str())),
         };
         match only.replace(value) {
             None => Ok(true),
-            Some(_) => {
-                Err(invalid(format!("more than one header `{name}`; configure the proxy to overwrite it")))
-            }
+            Some(_) => Err(invalid(format!(
+                "more than one header `{}`; configure the proxy to overwrite it",
+                name.as_str()
+            ))),
         }
     }
 }
@@ -140,6 +142,10 @@ impl LowerCaseName {
         let mut lower = SmallVec::from_slice(name.as_bytes());
         lower.make_ascii_lowercase();
         Self(lower)
+    }
+
+    fn as_bytes(&self) -> &[u8] {
+        &self.0
     }
 
     fn as_str(&self) -> &str {

@@ -52,6 +52,12 @@ struct PendingThrottle {
     cost: Cost,
 }
 
+impl PendingThrottle {
+    fn check<'c>(&self, bytes: &'c [u8], limit: &'c Limit) -> Check<'c> {
+        Check::new(CounterKey::new(RULE, self.key.of(bytes)), limit).cost(self.cost)
+    }
+}
+
 /// The limit of the last command. Most commands have the same one, and need not be read to their last digit.
 #[derive(Debug)]
 struct LastLimit {
@@ -228,7 +234,7 @@ fn checks<'c>(
 ) -> SmallVec<[Check<'c>; INLINE_CHECKS]> {
     let checks = pending.iter().filter_map(|command| {
         let (_, limit) = limits.get(command.limit)?;
-        Some(Check::new(CounterKey::new(RULE, command.key.of(bytes)), limit).cost(command.cost))
+        Some(command.check(bytes, limit))
     });
     checks.collect()
 }
@@ -240,9 +246,15 @@ fn decide_at_once<S: Store + 'static>(
     (worker, now): (&ServiceWorker<S>, Timestamp),
     decisions: &mut Vec<Decision>,
 ) -> bool {
-    let checks = checks(bytes, pending, limits);
-    let batch: SmallVec<[&[Check<'_>]; INLINE_CHECKS]> = checks.chunks(1).collect();
-    let decided = poll_immediate(worker.limiter.check_limits_batch(&batch, now, decisions));
+    let decided = if let ([command], [(_, limit)]) = (pending, limits) {
+        // Without a pipeline each batch is one command, which needs no list.
+        let check = [command.check(bytes, limit)];
+        poll_immediate(worker.limiter.check_limits_batch(&[&check], now, decisions))
+    } else {
+        let checks = checks(bytes, pending, limits);
+        let batch: SmallVec<[&[Check<'_>]; INLINE_CHECKS]> = checks.chunks(1).collect();
+        poll_immediate(worker.limiter.check_limits_batch(&batch, now, decisions))
+    };
     decided.is_some_and(|decided| decided.is_ok())
 }
 
