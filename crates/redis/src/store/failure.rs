@@ -269,13 +269,13 @@ impl StoreState {
     }
 
     /// Charges units that were admitted while Redis failed; the calls travel together. Returns whether all succeeded. What was
-    /// not sent is put back; what was sent without a reply is lost, because it may have been charged.
+    /// certainly not charged is put back; what was sent without a reply is lost, because it may have been charged.
     async fn charge(&self, charges: Vec<FallbackCharge>) -> bool {
         let now = self.link.clock().now();
         let calls = charges.iter().map(|charge| async move {
             let check = charge.check();
             let decider = self.settings.coordination(check.key.rule, check.limit).into();
-            self.decide_by(decider, &[check], now).await
+            self.decide_by(decider, &[check], now).await.map_err(|error| (decider, error))
         });
         let results = join_all(calls).await;
         let mut is_complete = true;
@@ -283,9 +283,9 @@ impl StoreState {
             let units = charge.cost.get();
             match result {
                 Ok(_) => self.failures.charged.fetch_add(units, Ordering::Relaxed),
-                Err(error) => {
+                Err((decider, error)) => {
                     is_complete = false;
-                    if was_not_sent(&error) {
+                    if can_be_repeated(decider, &error) {
                         self.fallback.put_back(charge);
                         continue;
                     }
@@ -297,11 +297,32 @@ impl StoreState {
     }
 }
 
-/// Whether the call certainly had no effect, so that it may be repeated.
-fn was_not_sent(error: &StoreError) -> bool {
+/// Whether a charge that failed certainly had no effect, and may succeed later. A lease and an exchange of counts charge on
+/// this node, after Redis has replied. A counter of a newer format is never charged by this node.
+fn can_be_repeated(decider: Decider, error: &StoreError) -> bool {
     let StoreError::Unavailable(source) = error else { return false };
-    matches!(
-        source.downcast_ref(),
-        Some(LinkError::QueueFull | LinkError::BreakerOpen { .. } | LinkError::NoServer { .. })
-    )
+    decider != Decider::Central
+        || matches!(
+            source.downcast_ref(),
+            Some(LinkError::QueueFull | LinkError::BreakerOpen { .. } | LinkError::NoServer { .. })
+        )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn charge_with_an_unknown_result_is_repeated_only_if_this_node_charges() {
+        let lost = || StoreError::Unavailable("no reply".into());
+        assert!(!can_be_repeated(Decider::Central, &lost()));
+        for decider in [Decider::Lease, Decider::Sync] {
+            assert!(can_be_repeated(decider, &lost()), "{decider:?}");
+        }
+        let newer = StoreError::Protocol { reason: "newer format".to_owned() };
+        for decider in [Decider::Central, Decider::Lease, Decider::Sync] {
+            assert!(can_be_repeated(decider, &LinkError::QueueFull.into()), "{decider:?}");
+            assert!(!can_be_repeated(decider, &newer), "{decider:?}");
+        }
+    }
 }

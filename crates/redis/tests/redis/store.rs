@@ -33,9 +33,13 @@ struct Server {
 
 impl Server {
     fn start() -> Self {
-        let mut server = Self { address: free_address(), folder: Folder::new(), process: None };
+        let mut server = Self::stopped();
         server.restart();
         server
+    }
+
+    fn stopped() -> Self {
+        Self { address: free_address(), folder: Folder::new(), process: None }
     }
 
     fn restart(&mut self) {
@@ -344,6 +348,32 @@ async fn spending_while_redis_was_away_is_charged_when_it_returns() {
     assert!(!report.fallback_time.is_zero());
     assert_eq!(remaining(&store, check(CENTRAL, &limit)).await, 6, "the server lost the first three units");
     server.assert_all_keys_expire().await;
+}
+
+#[tokio::test]
+async fn spending_without_redis_is_charged_to_every_coordination_when_it_starts() {
+    let mut server = Server::stopped();
+    // The first exchange of counts after the start is late.
+    let store = open(RedisConfig { sync_interval: Duration::from_secs(1), ..server.config() });
+    let (leased, synced) = (RuleId::named("leased"), RuleId::named("synced"));
+    store.apply_settings(&[
+        settings(leased, Coordination::Lease, StoreFailureMode::Local),
+        settings(synced, Coordination::Sync, StoreFailureMode::Local),
+    ]);
+    let limit = bucket(10);
+    let now = tidegate_store::Clock::now(&SystemClock::new());
+    for rule in [CENTRAL, leased, synced] {
+        for _ in 0..4 {
+            assert!(store.decide(&[check(rule, &limit)], now).await.unwrap().passes());
+        }
+    }
+    server.restart();
+    eventually("normal operation", || !store.report().is_in_fallback).await;
+    let report = store.report();
+    assert_eq!((report.fallback_units_charged, report.fallback_units_uncharged), (12, 0));
+    for rule in [CENTRAL, leased, synced] {
+        assert_eq!(remaining(&store, check(rule, &limit)).await, 6, "{rule:?}");
+    }
 }
 
 #[tokio::test]
