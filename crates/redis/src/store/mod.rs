@@ -1,10 +1,11 @@
 //! The store that a node uses: each rule with its own coordination, its failure mode, and cached rejections.
 //!
 //! `compose` decides over several coordinations, `failure` decides while Redis fails, `batch` decides many requests,
-//! `background` has the tasks that run beside decisions.
+//! `background` has the tasks that run beside decisions, `client_hash` bounds the size of clients.
 
 mod background;
 mod batch;
+mod client_hash;
 mod compose;
 mod failure;
 mod groups;
@@ -38,6 +39,7 @@ use crate::fallback::FallbackStore;
 use crate::lease::LeaseStore;
 use crate::static_store::StaticStore;
 use crate::sync::SyncStore;
+use client_hash::{ClientHashes, is_long};
 use failure::{FallbackState, is_outage};
 use groups::Decider;
 use settings::SettingsTable;
@@ -152,6 +154,10 @@ impl RedisStore {
 }
 
 impl StoreState {
+    fn hash_clients(&self, checks: &[Check<'_>]) -> ClientHashes {
+        ClientHashes::new(self.link.names(), checks.iter().map(|check| check.key))
+    }
+
     /// The rejection of `checks`, if this node knows it. With the caller's time there is none: a trace may go back.
     fn cached(&self, checks: &[Check<'_>]) -> Option<Decision> {
         if self.link.config().time == TimeSource::Caller {
@@ -234,6 +240,22 @@ impl StoreState {
         Ok(decision)
     }
 
+    fn decide_at_once(&self, check: &Check<'_>, now: Timestamp) -> PromptDecision {
+        match self.settings.coordination(check.key.rule, check.limit) {
+            Coordination::Static => self.static_share.decide_at_once(check, now),
+            Coordination::Sync => self.sync.decide_at_once(check, now),
+            Coordination::Lease => self.lease.decide_at_once(check, now),
+            Coordination::Central => {
+                match self.cached(std::slice::from_ref(check)).map(|known| known.outcomes) {
+                    Some(outcomes) => outcomes
+                        .first()
+                        .map_or(PromptDecision::Undecided, |outcome| PromptDecision::Otherwise(*outcome)),
+                    None => PromptDecision::Undecided,
+                }
+            }
+        }
+    }
+
     async fn acquire_permit(
         &self,
         key: CounterKey<'_>,
@@ -306,28 +328,25 @@ impl Store for RedisStore {
     async fn decide(&self, checks: &[Check<'_>], now: Timestamp) -> Result<Decision, StoreError> {
         // Most decisions under a lease need nothing else.
         if let [check] = checks
+            && !is_long(check.key)
             && self.state.settings.coordination(check.key.rule, check.limit) == Coordination::Lease
             && let Some(decision) = self.state.lease.decide_locally(check, now)
         {
             return Ok(decision);
         }
+        if checks.iter().any(|check| is_long(check.key)) {
+            let hashes = self.state.hash_clients(checks);
+            return Box::pin(self.state.decide(&hashes.checks(checks), now)).await;
+        }
         self.state.decide(checks, now).await
     }
 
     fn decide_at_once(&self, check: &Check<'_>, now: Timestamp) -> PromptDecision {
-        match self.state.settings.coordination(check.key.rule, check.limit) {
-            Coordination::Static => self.state.static_share.decide_at_once(check, now),
-            Coordination::Sync => self.state.sync.decide_at_once(check, now),
-            Coordination::Lease => self.state.lease.decide_at_once(check, now),
-            Coordination::Central => {
-                match self.state.cached(std::slice::from_ref(check)).map(|known| known.outcomes) {
-                    Some(outcomes) => outcomes
-                        .first()
-                        .map_or(PromptDecision::Undecided, |outcome| PromptDecision::Otherwise(*outcome)),
-                    None => PromptDecision::Undecided,
-                }
-            }
+        if is_long(check.key) {
+            let hashes = self.state.hash_clients(std::slice::from_ref(check));
+            return self.state.decide_at_once(&Check { key: hashes.key(0, check.key), ..*check }, now);
         }
+        self.state.decide_at_once(check, now)
     }
 
     async fn decide_batch(
@@ -336,6 +355,13 @@ impl Store for RedisStore {
         now: Timestamp,
         decisions: &mut Vec<Decision>,
     ) -> Result<(), StoreError> {
+        if batch.iter().copied().flatten().any(|check| is_long(check.key)) {
+            let hashes: Vec<_> = batch.iter().map(|checks| self.state.hash_clients(checks)).collect();
+            let batch: Vec<_> =
+                batch.iter().zip(&hashes).map(|(checks, hashes)| hashes.checks(checks)).collect();
+            let batch: Vec<&[Check<'_>]> = batch.iter().map(|checks| &checks[..]).collect();
+            return Box::pin(self.state.decide_batch(&batch, now, decisions)).await;
+        }
         self.state.decide_batch(batch, now, decisions).await
     }
 
@@ -343,15 +369,23 @@ impl Store for RedisStore {
         if checks.is_empty() {
             return Ok(Decision::of_none(now));
         }
+        let hashes = self.state.hash_clients(checks);
+        let checks = &*hashes.checks(checks);
         Box::pin(self.state.peek_groups(checks, self.state.groups(checks), now)).await
     }
 
     async fn refund(&self, refunds: &[Refund<'_>], now: Timestamp) -> Result<(), StoreError> {
+        if refunds.iter().any(|refund| is_long(refund.key)) {
+            let hashes = ClientHashes::new(self.state.link.names(), refunds.iter().map(|refund| refund.key));
+            return Box::pin(self.state.refund(&hashes.refunds(refunds), now)).await;
+        }
         self.state.refund(refunds, now).await
     }
 
     async fn reset(&self, key: CounterKey<'_>) -> Result<(), StoreError> {
         let state = &*self.state;
+        let hashes = ClientHashes::new(state.link.names(), std::iter::once(key));
+        let key = hashes.key(0, key);
         state.fallback.reset(key).await?;
         let coordination = state.settings.of(key.rule).coordination;
         match coordination {
@@ -375,6 +409,8 @@ impl Store for RedisStore {
         now: Timestamp,
     ) -> Result<(), StoreError> {
         let state = &*self.state;
+        let hashes = ClientHashes::new(state.link.names(), std::iter::once(key));
+        let key = hashes.key(0, key);
         state.fallback.override_limit(key, replacement, now).await?;
         match state.settings.of(key.rule).coordination {
             Coordination::Static => state.static_share.override_limit(key, replacement, now).await?,

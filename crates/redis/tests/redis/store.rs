@@ -202,6 +202,41 @@ async fn reset_refund_and_override_on_one_node_free_the_client_on_the_other() {
 }
 
 #[tokio::test]
+async fn client_with_a_long_identifier_has_one_counter_for_all_operations() {
+    let server = Server::start();
+    let stores = [open(server.config()), open(server.config())];
+    let (leased, synced) = (RuleId::named("leased"), RuleId::named("synced"));
+    for store in &stores {
+        store.apply_settings(&[
+            settings(STATIC, Coordination::Static, StoreFailureMode::Local),
+            settings(leased, Coordination::Lease, StoreFailureMode::Local),
+            settings(synced, Coordination::Sync, StoreFailureMode::Local),
+        ]);
+    }
+    let (limit, client) = (bucket(4), vec![b'k'; 64 << 10]);
+    for rule in [CENTRAL, STATIC, leased, synced] {
+        let check = Check::new(CounterKey::new(rule, &client), &limit);
+        let other = Check::new(CounterKey::new(rule, &client[1..]), &limit);
+        let [store, _] = &stores;
+        let decision = store.decide(&[check], Timestamp::ZERO).await.unwrap();
+        assert!(decision.passes(), "{rule:?}");
+        store.decide_at_once(&check, Timestamp::ZERO);
+        let mut decisions = Vec::new();
+        let checks = [check];
+        store.decide_batch(&[&checks, &checks], Timestamp::ZERO, &mut decisions).await.unwrap();
+        let left = remaining(store, check).await;
+        assert!(left <= 1, "{rule:?} has {left} left");
+        store.refund(&decisions[1].refunds(&checks), Timestamp::ZERO).await.unwrap();
+        assert_eq!(remaining(store, check).await, left + 1, "{rule:?}");
+        store.reset(check.key).await.unwrap();
+        assert!(remaining(store, other).await == 4 && admits(store, other).await, "{rule:?}");
+    }
+    let check = Check::new(CounterKey::new(CENTRAL, &client), &limit);
+    assert!(admits(&stores[1], check).await);
+    assert_eq!(remaining(&stores[0], check).await, 3, "both nodes use one counter");
+}
+
+#[tokio::test]
 async fn live_nodes_are_counted() {
     let server = Server::start();
     let stores = [open(server.config()), open(server.config()), open(server.config())];
