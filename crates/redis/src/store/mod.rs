@@ -388,18 +388,20 @@ impl Store for RedisStore {
         let key = hashes.key(0, key);
         state.fallback.reset(key).await?;
         let coordination = state.settings.of(key.rule).coordination;
-        match coordination {
-            Coordination::Static => state.static_share.reset(key).await?,
-            Coordination::Sync => state.sync.reset(key).await?,
-            Coordination::Lease => state.lease.reset(key).await?,
-            Coordination::Central => {}
-        }
+        let local = match coordination {
+            Coordination::Static => state.static_share.reset(key).await,
+            Coordination::Sync => state.sync.reset(key).await,
+            Coordination::Lease => state.lease.reset(key).await,
+            Coordination::Central => Ok(()),
+        };
         // Limits that a lease or an exchange of counts does not support are counted in Redis.
-        if coordination != Coordination::Static {
-            state.central.reset(key).await?;
-        }
+        let central = match coordination {
+            Coordination::Static => Ok(()),
+            _ => state.central.reset(key).await,
+        };
+        // After an error too: one of the two may have been reset.
         state.announce(CounterChange::Reset, key);
-        Ok(())
+        local.and(central)
     }
 
     async fn override_limit(
