@@ -76,6 +76,7 @@ use tidegate_store::{Clock, Override, Store, StoreError};
 use crate::config::{RedisConfig, TimeSource};
 use crate::link::Link;
 use crate::nodes::NodeCount;
+use block::LeaseBlock;
 use contact::LeaseNode;
 use decide::PeekLedger;
 pub use report::LeaseReport;
@@ -142,9 +143,19 @@ impl LeaseStore {
 
     /// Stops spending all leases: Redis has lost writes, and may grant the same units again.
     pub(crate) fn invalidate_all(&self) {
+        self.forget_where(|_| true);
+    }
+
+    /// Asks Redis before the next rejection of any counter: another node may have reset or overridden it.
+    pub(crate) fn invalidate_rejections(&self) {
+        let now = self.node.local_time(Timestamp::ZERO);
+        self.forget_where(|block| block.may_reject(now));
+    }
+
+    fn forget_where(&self, is_outdated: impl Fn(&LeaseBlock) -> bool) {
         for index in 0..self.node.table.len() {
             let Some(mut shard) = self.node.table.lock(index) else { continue };
-            for slot in shard.iter_mut() {
+            for slot in shard.iter_mut().filter(|slot| is_outdated(&slot.block)) {
                 slot.block.forget();
                 slot.waiters.clear();
             }

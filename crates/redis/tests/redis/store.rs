@@ -237,6 +237,37 @@ async fn client_with_a_long_identifier_has_one_counter_for_all_operations() {
 }
 
 #[tokio::test]
+async fn leased_counter_that_was_changed_without_a_message_is_asked_again() {
+    let server = Server::start();
+    let store = open(server.config());
+    let leased = RuleId::named("leased");
+    store.apply_settings(&[settings(leased, Coordination::Lease, StoreFailureMode::Local)]);
+    let limit = Limit::new(Algorithm::FixedWindow, Spec::new(2, TimeSpan::from_secs(86_400))).unwrap();
+    // Rejections are cached once the subscription has begun.
+    exhaust(&store, check(CENTRAL, &bucket(1))).await;
+    let check = check(leased, &limit);
+    let mut raw = server.raw().await;
+    for cause in ["a message that names no counter", "a lost subscription"] {
+        while admits(&store, check).await {}
+        let keys: Vec<Vec<u8>> = raw.keys("*L").await.unwrap();
+        raw.del::<_, ()>(&keys).await.unwrap();
+        assert!(!admits(&store, check).await, "the node repeats the rejection");
+        let mut command = redis::cmd(if cause.starts_with("a message") { "PUBLISH" } else { "CLIENT" });
+        match cause {
+            "a lost subscription" => command.arg("KILL").arg("TYPE").arg("pubsub"),
+            _ => command.arg("tg:invalidate").arg(b"\xff"),
+        };
+        let freed = async {
+            assert_eq!(command.query_async::<u64>(&mut raw).await.unwrap(), 1, "one subscription");
+            while !admits(&store, check).await {
+                tokio::task::yield_now().await;
+            }
+        };
+        within(cause, freed).await;
+    }
+}
+
+#[tokio::test]
 async fn live_nodes_are_counted() {
     let server = Server::start();
     let stores = [open(server.config()), open(server.config()), open(server.config())];
