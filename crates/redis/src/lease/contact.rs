@@ -54,6 +54,13 @@ pub(super) enum ContactFailure {
     Unsupported(Algorithm),
 }
 
+impl ContactFailure {
+    /// The script has left the entry alone.
+    pub(super) fn newer_format() -> Self {
+        Self::Protocol("a newer version wrote this counter; update this node".to_owned())
+    }
+}
+
 impl From<&StoreError> for ContactFailure {
     fn from(error: &StoreError) -> Self {
         match error {
@@ -219,9 +226,7 @@ impl LeaseNode {
 
     fn apply(&self, ready: &SlotContact, reply: &LeaseReply, received: Timestamp) {
         if reply.status == LeaseStatus::NewerFormat {
-            let reason = "a newer version wrote this counter; update this node";
-            self.fail(std::slice::from_ref(ready), &ContactFailure::Protocol(reason.to_owned()));
-            return;
+            return self.fail(std::slice::from_ref(ready), &ContactFailure::newer_format());
         }
         let waiters = self.table.with_slot(&ready.address, |slot| {
             slot.block.receive(ready.sequence, reply, received);

@@ -77,7 +77,7 @@ use crate::config::{RedisConfig, TimeSource};
 use crate::link::Link;
 use crate::nodes::NodeCount;
 use block::LeaseBlock;
-use contact::LeaseNode;
+use contact::{ContactFailure, LeaseNode};
 use decide::PeekLedger;
 pub use report::LeaseReport;
 pub(crate) use request::{LeaseAction, LeaseReply, LeaseRequest, LeaseStatus};
@@ -168,6 +168,15 @@ impl LeaseStore {
         self.node.decide_one(check, now)
     }
 
+    /// Sends a request that changes a counter for all nodes.
+    async fn change(&self, request: LeaseRequest, now: Timestamp) -> Result<(), StoreError> {
+        let replies = self.node.call(vec![request], now).await?;
+        match replies.first().map(|reply| reply.status) {
+            Some(LeaseStatus::NewerFormat) => Err(ContactFailure::newer_format().into()),
+            _ => Ok(()),
+        }
+    }
+
     fn forget(&self, key: CounterKey<'_>) {
         let hash = self.node.table.hash(key);
         let Some(mut shard) = self.node.table.lock(LeaseTable::shard_index(hash)) else { return };
@@ -241,7 +250,7 @@ impl Store for LeaseStore {
     async fn reset(&self, key: CounterKey<'_>) -> Result<(), StoreError> {
         let request = self.node.bare_request(key, LeaseAction::Reset);
         let now = self.node.local_time(Timestamp::ZERO);
-        let result = self.node.call(vec![request], now).await.map(drop);
+        let result = self.change(request, now).await;
         self.forget(key);
         result
     }
@@ -255,7 +264,7 @@ impl Store for LeaseStore {
         let until = replacement.map_or(Timestamp::ZERO, |replacement| replacement.until);
         let limit = replacement.map(|replacement| replacement.limit);
         let request = LeaseRequest { limit, ..self.node.bare_request(key, LeaseAction::Override { until }) };
-        let result = self.node.call(vec![request], now).await.map(drop);
+        let result = self.change(request, now).await;
         self.forget(key);
         result
     }

@@ -265,6 +265,13 @@ async fn entry_of_a_newer_format_is_left_alone() {
     let fresh = nodes(&server, 1);
     let error = fresh[0].decide(&[check], START).await.unwrap_err();
     assert!(matches!(error, StoreError::Protocol { .. }), "{error:?}");
+    let error = fresh[0].peek(&[check], START).await.unwrap_err();
+    assert!(matches!(error, StoreError::Protocol { .. }), "{error:?}");
+    let error = fresh[0].reset(check.key).await.unwrap_err();
+    assert!(matches!(error, StoreError::Protocol { .. }), "{error:?}");
+    let replacement = Override { limit, until: START + MINUTE };
+    let error = fresh[0].override_limit(check.key, Some(replacement), START).await.unwrap_err();
+    assert!(matches!(error, StoreError::Protocol { .. }), "{error:?}");
     assert_eq!(raw.get::<_, Vec<u8>>(&keys[0]).await.unwrap(), b"\xffnewer");
 }
 
