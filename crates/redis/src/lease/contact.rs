@@ -267,14 +267,25 @@ impl LeaseNode {
         let mut due = Vec::new();
         for index in shards {
             let Some(mut shard) = self.table.lock(index) else { continue };
-            for slot in shard.iter_mut().filter(|slot| slot.block.is_due(now)) {
-                due.extend(self.prepare(slot, ContactReason::Settlement, now));
-            }
+            due.extend(
+                shard.iter_mut().filter(|slot| slot.block.is_due(now)).map(|slot| slot.address.clone()),
+            );
             shard.drop_idle(now);
         }
-        while !due.is_empty() {
-            // One call after the other: no decision waits for a settlement.
-            self.exchange_all(due.drain(..due.len().min(CALL_MAX)).collect(), now).await;
+        // One call after the other, so that Redis is not blocked. A decision waits for a counter whose settlement is on its
+        // way, so each is prepared just before it is sent.
+        for addresses in due.chunks(CALL_MAX) {
+            let now = self.local_time(now);
+            let prepare = |slot: &mut LeaseSlot| {
+                slot.block.is_due(now).then(|| self.prepare(slot, ContactReason::Settlement, now)).flatten()
+            };
+            let ready: Vec<_> = addresses
+                .iter()
+                .filter_map(|address| self.table.with_slot(address, prepare).flatten())
+                .collect();
+            if !ready.is_empty() {
+                self.exchange_all(ready, now).await;
+            }
         }
     }
 
