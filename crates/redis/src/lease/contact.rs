@@ -55,9 +55,14 @@ pub(super) enum ContactFailure {
 }
 
 impl ContactFailure {
-    /// The script has left the entry alone.
-    pub(super) fn newer_format() -> Self {
-        Self::Protocol("a newer version wrote this counter; update this node".to_owned())
+    /// Why the script has left the entry alone, if it has.
+    pub(super) fn of_status(status: LeaseStatus) -> Option<Self> {
+        let reason = match status {
+            LeaseStatus::Done | LeaseStatus::Ignored => return None,
+            LeaseStatus::NewerFormat => "a newer version wrote this counter; update this node",
+            LeaseStatus::Malformed => "the entry of this counter in Redis is malformed; reset the counter",
+        };
+        Some(Self::Protocol(reason.to_owned()))
     }
 }
 
@@ -225,8 +230,8 @@ impl LeaseNode {
     }
 
     fn apply(&self, ready: &SlotContact, reply: &LeaseReply, received: Timestamp) {
-        if reply.status == LeaseStatus::NewerFormat {
-            return self.fail(std::slice::from_ref(ready), &ContactFailure::newer_format());
+        if let Some(failure) = ContactFailure::of_status(reply.status) {
+            return self.fail(std::slice::from_ref(ready), &failure);
         }
         let waiters = self.table.with_slot(&ready.address, |slot| {
             slot.block.receive(ready.sequence, reply, received);

@@ -10,7 +10,7 @@ use tidegate_store::StoreError;
 
 use super::block::{ContactReason, LeaseBlock};
 use super::contact::{ContactFailure, ContactResult, LeaseNode, ReadyRequest};
-use super::request::{LeaseAction, LeaseRequest, LeaseStatus};
+use super::request::{LeaseAction, LeaseRequest};
 use super::table::{LeaseTable, LockedShards};
 use crate::support::supports;
 
@@ -192,8 +192,8 @@ impl LeaseNode {
         let request = LeaseRequest { limit: Some(*check.limit), ..self.bare_request(check.key, action) };
         let replies = self.call(vec![request], now).await?;
         let reply = replies.first().ok_or_else(|| ContactFailure::Protocol("no reply".to_owned()))?;
-        if reply.status == LeaseStatus::NewerFormat {
-            return Err(ContactFailure::newer_format().into());
+        if let Some(failure) = ContactFailure::of_status(reply.status) {
+            return Err(failure.into());
         }
         Ok(LeaseBlock::from_peek(*check.limit, check.cost, reply, now))
     }

@@ -171,10 +171,8 @@ impl LeaseStore {
     /// Sends a request that changes a counter for all nodes.
     async fn change(&self, request: LeaseRequest, now: Timestamp) -> Result<(), StoreError> {
         let replies = self.node.call(vec![request], now).await?;
-        match replies.first().map(|reply| reply.status) {
-            Some(LeaseStatus::NewerFormat) => Err(ContactFailure::newer_format().into()),
-            _ => Ok(()),
-        }
+        let failure = replies.first().and_then(|reply| ContactFailure::of_status(reply.status));
+        failure.map_or(Ok(()), |failure| Err(failure.into()))
     }
 
     fn forget(&self, key: CounterKey<'_>) {
