@@ -112,7 +112,7 @@ pub(super) fn decode(operations: &[&Operation], reply: &Value) -> Result<Vec<Ope
             _ => match (next()?, next()?) {
                 // The epoch is the time of the reset.
                 (0, epoch) => Ok(OperationReply::Done(Timestamp::from_micros(epoch))),
-                _ => Err(protocol_error("newer format")),
+                _ => Ok(OperationReply::NewerFormat),
             },
         })
         .collect::<Result<_, StoreError>>()?;
