@@ -236,7 +236,7 @@ async fn counter_that_thousands_of_nodes_have_used_is_exchanged() {
     // The identifiers, numbers and times of other nodes, as MessagePack.
     let mut nodes = Vec::new();
     for node in 0..4_000_u32 {
-        let at = Timestamp::as_micros(START) as f64;
+        let at = f64::from(u32::try_from(START.as_micros() / 1_000_000).unwrap()) * 1e6;
         for number in [f64::from(node) + 0.5, 1.0, at] {
             nodes.push(0xcb);
             nodes.extend(number.to_be_bytes());

@@ -275,13 +275,15 @@ async fn entry_of_a_newer_format_is_left_alone() {
     assert_eq!(raw.get::<_, Vec<u8>>(&keys[0]).await.unwrap(), b"\xffnewer");
 }
 
+/// The places of the numbers of a state and of its times in an entry with one counter.
+const STATE: [usize; 5] = [37, 45, 53, 61, 69];
+/// The places of the first record's time, granted units and spent units.
+const RECORD: [usize; 3] = [101, 109, 117];
+
 #[tokio::test]
 async fn malformed_entry_is_an_error_for_its_counter_only_and_a_reset_removes_it() {
     let server = RedisServer::start();
     let mut raw = raw(&server).await;
-    // The places of the state and of the record's granted and spent units.
-    const STATE: [usize; 5] = [37, 45, 53, 61, 69];
-    const RECORD: [usize; 3] = [101, 109, 117];
     for algorithm in LEASED {
         let limit = limit(algorithm, 10, MINUTE);
         let check = Check::new(CounterKey::new(RULE, b"a"), &limit);
