@@ -15,8 +15,8 @@ mod share;
 use std::sync::Arc;
 
 use tidegate_core::{
-    Check, Coordination, CounterKey, Decision, Limit, Refund, Role, StoreFailureMode, TimeSpan, Timestamp,
-    Verdict,
+    Check, Coordination, Cost, CounterKey, CounterState, Decision, Limit, Outcome, Refund, Role,
+    StoreFailureMode, TimeSpan, Timestamp, Verdict,
 };
 use tidegate_store::{
     Clock, Override, PermitGrant, PromptDecision, RetainedLimits, RuleSettings, Store, StoreError,
@@ -186,7 +186,7 @@ impl StoreState {
         let life = match self.settings.coordination(check.key.rule, check.limit) {
             Coordination::Lease | Coordination::Sync => LOCAL_LIFE,
             _ if self.link.has_slots() => CLUSTER_LIFE,
-            Coordination::Central if outcome.limit != check.limit.capacity() => OVERRIDE_LIFE,
+            Coordination::Central if is_overridden(check, outcome, decision.at) => OVERRIDE_LIFE,
             Coordination::Central | Coordination::Static => LONGEST_LIFE,
         };
         let name = self.link.names().counter(check.key);
@@ -324,6 +324,22 @@ impl StoreState {
     }
 }
 
+/// Whether the outcome shows that another limit than the check's was in force: it names another capacity, or a wait that the
+/// check's own limit does not cause at `at`, even if it is used up. After an overage the latter may hold without an override.
+fn is_overridden(check: &Check<'_>, outcome: &Outcome, at: Timestamp) -> bool {
+    let Check { limit, cost, .. } = *check;
+    let Verdict::NotUntil { retry_after } = outcome.verdict else {
+        return outcome.limit != limit.capacity();
+    };
+    let mut used_up = CounterState::default();
+    limit.charge(&mut used_up, at, Cost::new(limit.capacity()));
+    let longest = match limit.evaluate(&used_up, at, cost).verdict {
+        Verdict::NotUntil { retry_after } => retry_after,
+        _ => TimeSpan::ZERO,
+    };
+    outcome.limit != limit.capacity() || retry_after > longest
+}
+
 impl Store for RedisStore {
     async fn decide(&self, checks: &[Check<'_>], now: Timestamp) -> Result<Decision, StoreError> {
         // Most decisions under a lease need nothing else.
@@ -441,5 +457,31 @@ impl Store for RedisStore {
         self.state.settings.apply(rules);
         // A rule whose coordination has changed starts with new counters.
         self.state.rejections.clear();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tidegate_core::{Algorithm, RuleId, Spec};
+
+    use super::*;
+
+    #[test]
+    fn wait_that_the_limit_does_not_cause_shows_an_override() {
+        let at = Timestamp::from_secs(1_700_000_000);
+        let key = CounterKey::new(RuleId::named("default"), b"client");
+        for algorithm in Algorithm::ALL {
+            let [own, other] = [60, 3_600]
+                .map(|seconds| Limit::new(*algorithm, Spec::new(10, TimeSpan::from_secs(seconds))).unwrap());
+            let rejection = |limit: &Limit| {
+                let mut state = CounterState::default();
+                limit.charge(&mut state, at, Cost::new(10));
+                limit.evaluate(&state, at, Cost::ONE)
+            };
+            let check = Check::new(key, &own);
+            assert!(!is_overridden(&check, &rejection(&own), at), "{algorithm}");
+            assert!(is_overridden(&check, &rejection(&other), at), "{algorithm}");
+            assert!(is_overridden(&check, &Outcome { limit: 11, ..rejection(&own) }, at), "{algorithm}");
+        }
     }
 }
