@@ -25,7 +25,7 @@ local run, write_all
 local changed, left = {}, {}
 local replies, count = { pack('<I7', now) }, 1
 local at, size = 1, #operations
-local current, blob, length, format, unit, drain, tick_length, full, tick_now, latest
+local current, blob, length, whole, format, unit, drain, tick_length, full, tick_now, latest
 
 while at <= size do
   local code, high, low, index, cost = byte(operations, at, at + 4)
@@ -34,9 +34,10 @@ while at <= size do
     -- One binding check of another algorithm whose entry holds nothing else.
     local limit, key = limits[index], high * 256 + low
     local kind, value, state = limit.algorithm, values[key], nil
+    limit.whole = limit.whole or #limit.blob + struct.size(limit.format)
     if not value then
       state = algorithm_of(kind).unseen
-    elseif sub(value, 1, #limit.blob) == limit.blob then
+    elseif sub(value, 1, #limit.blob) == limit.blob and #value >= limit.whole then
       local a, b, c = read(limit.format, value, #limit.blob + 1)
       if kind == FIXED_WINDOW then
         state = { window = a, count = b }
@@ -65,6 +66,7 @@ while at <= size do
     if index ~= current then
       local limit = limits[index]
       current, blob, length, format = index, limit.blob, #limit.blob, limit.format
+      whole = length + struct.size(format)
       unit, drain, tick_length, full = limit.unit, limit.drain, limit.tick, limit.capacity * limit.unit
       tick_now = (now - fmod(now, tick_length)) / tick_length
       -- Up to here no product exceeds MAX.
@@ -78,7 +80,7 @@ while at <= size do
     local tick, part
     if not value then
       tick, part = 0, 0
-    elseif sub(value, 1, length) == blob then
+    elseif sub(value, 1, length) == blob and #value >= whole then
       tick, part = read(format, value, length + 1)
       if drain == 1 then
         part = 0

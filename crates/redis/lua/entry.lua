@@ -137,7 +137,12 @@ end
 local function entry_of(key)
   local entry = entries[key]
   if not entry then
-    entry = unpack_entry(values[key], KEYS[key])
+    local is_read
+    is_read, entry = pcall(unpack_entry, values[key], KEYS[key])
+    if not is_read then
+      -- An entry that the script did not write is an error of its own operations only.
+      entry = { counters = {}, name = KEYS[key], foreign = true }
+    end
     entries[key] = entry
     -- From now on the fast path leaves this key to the entry.
     values[key] = ''

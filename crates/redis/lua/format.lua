@@ -17,7 +17,7 @@
 --          5 the number of counters in KEYS; all of them if there is none
 -- Reply    one string: now (7 bytes, us), then for each operation: for each check the verdict (1: 0 pass, 1 not until,
 --          2 never), span (7, us: wait or retry_after), limit (7), remaining (7), reset_after (7, us); for operations 6 to
---          8 one byte: 3. If an entry has a newer format: one byte, 4, and the operation has changed nothing.
+--          8 one byte: 3. If an entry has a newer format or is malformed: one byte, 4, and the operation has changed nothing.
 --
 -- An attempt is a decision that may be cancelled. The fast path (one binding check of a token bucket whose entry holds
 -- nothing else) is judge and charge of token_bucket.lua, inlined: a call of many decisions costs little more than its

@@ -80,11 +80,11 @@ end
 
 -- The size of a block: see `size_of_grant` in `lease_general.lua`.
 local function block_size(available, has_lease, others, want, least, nodes)
-  if available <= 0 or available < least then
+  if not (available > 0 and available >= least) then
     return 0
   end
   local parts = has_lease and min(nodes, 2) or max(nodes - others, 1)
-  return min(want, max((available - fmod(available, parts)) / parts, least, 1), available)
+  return min(available, want, max((available - fmod(available, parts)) / parts, least, 1))
 end
 
 -- The reply to a request for units, or nothing if it needs the general path; then nothing has changed.
@@ -95,11 +95,16 @@ local function acquire_fast(key, limit, node, sequence, epoch, spent, granted, w
     if sub(value, 1, 3) ~= ENTRY or sub(value, LIMIT_AT, STATE_AT - 1) ~= limit.packed then
       return nil
     end
+    count = byte(value, 4)
+    if #value ~= RECORDS_AT - 1 + count * RECORD_BYTES or count == MAX_RECORDS then
+      return nil
+    end
     local used
     x, y, z, used, first = read('<ddddd', value, STATE_AT)
-    count = byte(value, 4)
-    -- Time may have gone back.
-    if used > now or not is_bucket and x > limit.window_now or count == MAX_RECORDS then
+    -- Time may have gone back. The general path rejects numbers that are not valid.
+    if not (used >= 0 and used <= now and first >= 0 and first <= now)
+      or not (x >= 0 and y >= 0 and z >= 0 and x + y + z < HIGHEST)
+      or not is_bucket and x > limit.window_now then
       return nil
     end
   end
@@ -110,7 +115,9 @@ local function acquire_fast(key, limit, node, sequence, epoch, spent, granted, w
   local at = RECORDS_AT
   for _ = 1, count do
     local r_node, r_sequence, r_epoch, r_at, r_granted, r_spent, r_expiry, r_reset = read(RECORD, value, at)
-    if r_expiry <= now then
+    if not (r_at >= 0 and r_spent >= 0 and r_granted >= r_spent and r_at + r_granted + r_expiry < HIGHEST) then
+      return nil
+    elseif r_expiry <= now then
       -- A lease that ends before its window was granted under an override.
       if is_bucket or (r_at - fmod(r_at, limit.window)) / limit.window == limit.window_now then
         return nil

@@ -12,7 +12,7 @@
 --                                reset (3)
 --                                override (4): until (us, 0 for none) in `want`; `limit` is the replacement
 -- Reply    packed; for each operation '<Bddddddddd': status (0 done, 1 ignored: not the newest request of the node,
---          2 the entry has a newer format), now, epoch (0: no lease), granted, life (us), available, capacity,
+--          2 the entry has a newer format, 3 the entry is malformed and only a reset changes it), now, epoch (0: no lease), granted, life (us), available, capacity,
 --          retry_after (us), reset_after (us), units that other nodes hold
 --
 -- An entry is '<BBBB' version, counters, has an override, records; then each counter '<Bddddddddd': algorithm, the limit's
@@ -30,10 +30,12 @@ local VERSION = 1
 local MAX = 9007199254740991
 local TOKEN_BUCKET, FIXED_WINDOW, SLIDING_COUNTER = 1, 2, 3
 local ACQUIRE, PEEK, RESET, OVERRIDE = 1, 2, 3, 4
-local DONE, IGNORED, NEWER = 0, 1, 2
+local DONE, IGNORED, NEWER, MALFORMED = 0, 1, 2, 3
 local LIMIT, OPERATION, REPLY = '<Bdddd', '<BHHddddddddd', '<Bddddddddd'
 -- The number of records is stored in one byte: more nodes do not get leases on one counter.
 local MAX_RECORDS = 255
+-- Every number of an entry is smaller. Comparisons with it and with 0 are false for a NaN, and one of them for an infinity.
+local HIGHEST = 2 ^ 60
 local COUNTER, RECORD = '<Bddddddddd', '<dddddddB'
 -- A lease of token_bucket lives for a sixth of the time in which the bucket refills, within these bounds.
 local MIN_LIFE, MAX_LIFE = 2000000, 10000000

@@ -5,6 +5,8 @@
 -- An override is kept this long after its end, in case time goes back.
 local OVERRIDE_KEPT = 120000000
 local COUNTERS = 2
+-- An override in an entry: its end and its limit.
+local INSTEAD = '<dBdddd'
 -- A limit under which no node has asked for this long does not shorten leases. Its counter is kept for as long as it
 -- remembers a charge: a node may be silent while it rejects on its own.
 local UNUSED = 600000000
@@ -43,37 +45,76 @@ local function pack_state(kind, state)
   return state.window, state.previous, state.current
 end
 
-local function unpack_entry(packed)
-  local entry = { counters = {}, records = {} }
-  if not packed then
-    return entry
+-- Whether all numbers can occur in an entry.
+local function are_valid(...)
+  for i = 1, select('#', ...) do
+    local number = select(i, ...)
+    if not (number >= 0 and number < HIGHEST) then
+      return false
+    end
   end
-  if string.byte(packed, 1) > VERSION then
-    entry.newer = true
-    return entry
+  return true
+end
+
+local function is_limit(kind, a, b, c, d)
+  return are_valid(a, b, c, d) and b > 0
+    and (kind == FIXED_WINDOW or kind == SLIDING_COUNTER and c > 0 or kind == TOKEN_BUCKET and c > 0 and d > 0)
+end
+
+-- Reads what follows the version; nothing if it is malformed: it is not what the script writes.
+local function unpack_parts(packed, entry)
+  if #packed < 4 then
+    return nil
   end
   local _, counters, overridden, count, at = struct.unpack('<BBBB', packed)
+  local size = 4 + counters * struct.size(COUNTER) + overridden * struct.size(INSTEAD) + count * struct.size(RECORD)
+  if counters > COUNTERS or overridden > 1 or #packed ~= size then
+    return nil
+  end
   for i = 1, counters do
     local kind, a, b, c, d, x, y, z, used, from
     kind, a, b, c, d, x, y, z, used, from, at = struct.unpack(COUNTER, packed, at)
+    if not (is_limit(kind, a, b, c, d) and are_valid(x, y, z, used, from)) then
+      return nil
+    end
     entry.counters[i] = {
       limit = find_limit(kind, a, b, c, d), state = unpack_state(kind, x, y, z), used = used, since = from,
     }
   end
   if overridden == 1 then
     local till, k, a, b, c, d
-    till, k, a, b, c, d, at = struct.unpack('<dBdddd', packed, at)
+    till, k, a, b, c, d, at = struct.unpack(INSTEAD, packed, at)
+    if not (are_valid(till) and is_limit(k, a, b, c, d)) then
+      return nil
+    end
     entry.instead = { till = till, limit = new_limit(k, a, b, c, d) }
   end
   for i = 1, count do
     local node, sequence, epoch, granted_at, granted, spent, expiry, was_reset
     node, sequence, epoch, granted_at, granted, spent, expiry, was_reset, at = struct.unpack(RECORD, packed, at)
+    if not (are_valid(node, sequence, epoch, granted_at, granted, spent, expiry) and spent <= granted) then
+      return nil
+    end
     entry.records[i] = {
       node = node, sequence = sequence, epoch = epoch, at = granted_at,
       granted = granted, spent = spent, expiry = expiry, reset = was_reset,
     }
   end
   return entry
+end
+
+local function unpack_entry(packed)
+  local entry = { counters = {}, records = {} }
+  if not packed then
+    return entry
+  end
+  local version = string.byte(packed) or 0
+  if version > VERSION then
+    entry.left_alone = NEWER
+    return entry
+  end
+  return version == VERSION and unpack_parts(packed, entry)
+    or { counters = {}, records = {}, left_alone = MALFORMED }
 end
 
 local function entry_of(key)
@@ -315,7 +356,7 @@ end
 -- A first block is the node's fair share of what the nodes without a lease can get; later blocks follow its demand, at most
 -- half of what is left, so that blocks shrink near the limit.
 local function size_of_grant(entry, record, op, available)
-  if available <= 0 or available < op.least or not record and #entry.records >= MAX_RECORDS then
+  if not (available > 0 and available >= op.least) or not record and #entry.records >= MAX_RECORDS then
     return 0
   end
   local share
@@ -325,7 +366,7 @@ local function size_of_grant(entry, record, op, available)
     local _, others = held_by_others(entry, op.node, entry.counters[1].limit.window)
     share = floor_div(available, math.max(op.nodes - others, 1))
   end
-  return math.min(op.want, math.max(share, op.least, 1), available)
+  return math.min(available, op.want, math.max(share, op.least, 1))
 end
 
 local function acquire(entry, op)
@@ -427,7 +468,7 @@ local function write(key, entry)
   end
   if instead then
     local l = instead.limit
-    parts[#parts + 1] = struct.pack('<dBdddd', instead.till, l.kind, l.a, l.b, l.c, l.d)
+    parts[#parts + 1] = struct.pack(INSTEAD, instead.till, l.kind, l.a, l.b, l.c, l.d)
     ttl = math.max(ttl, since(instead.till + OVERRIDE_KEPT, now))
   end
   for _, r in ipairs(entry.records) do
@@ -442,8 +483,12 @@ end
 local function run(kind, key, op)
   local entry = entry_of(key)
   local status, epoch, granted, available, retry_after = DONE, 0, 0, 0, 0
-  if entry.newer then
-    status = NEWER
+  if kind == RESET and entry.left_alone == MALFORMED then
+    -- Nothing of it can be kept.
+    entry.left_alone, entry.dirty = nil, true
+  end
+  if entry.left_alone then
+    status = entry.left_alone
   elseif kind == ACQUIRE then
     status, epoch, granted, available, retry_after = acquire(entry, op)
   elseif kind == PEEK then
@@ -473,7 +518,7 @@ end
 
 local function write_all()
   for key, entry in pairs(entries) do
-    if entry.dirty and not entry.newer then
+    if entry.dirty and not entry.left_alone then
       write(key, entry)
     end
   end

@@ -36,6 +36,8 @@ local UNUSED = 600000000
 local USED_STEP = 60000000
 -- Numbers of nodes are kept this much longer than necessary, in microseconds.
 local NUMBER_MARGIN = 60000000
+-- Numbers that are packed or unpacked at once: a function of Lua takes and returns fewer than 8,000.
+local CHUNK = 3000
 -- An entry outlives the changes of its nodes by this much, in milliseconds.
 local NUMBER_LIFE = 1000
 
@@ -218,6 +220,40 @@ local function new_counter(kind, raw)
   return { kind = kind, raw = raw, limit = limit, state = algorithm.rules.unseen, used = now }
 end
 
+-- The numbers of a packed entry.
+local function unpack_numbers(packed)
+  local f, place = {}, 1
+  repeat
+    local part = { cmsgpack.unpack_limit(packed, CHUNK, place) }
+    place = part[1]
+    for i = 2, #part do
+      f[#f + 1] = part[i]
+    end
+  until place < 0
+  return f
+end
+
+local function pack_numbers(f)
+  local parts = {}
+  for i = 1, #f, CHUNK do
+    parts[#parts + 1] = cmsgpack.pack(unpack(f, i, math.min(i + CHUNK - 1, #f)))
+  end
+  return table.concat(parts)
+end
+
+local function read_fields(entry, packed)
+  local f, at = unpack_numbers(packed), 3
+  entry.epoch = f[1]
+  for i = 1, f[2] do
+    local counter = new_counter(f[at], { f[at + 1], f[at + 2], f[at + 3], f[at + 4] })
+    counter.state, counter.used = algorithms[f[at]].state(f[at + 5], f[at + 6], f[at + 7]), f[at + 8]
+    entry.counters[i], at = counter, at + 9
+  end
+  for i = at, #f, 3 do
+    entry.nodes[f[i]] = { number = f[i + 1], at = f[i + 2] }
+  end
+end
+
 -- Each entry is read once and written once, even if several operations use it.
 local entries = {}
 
@@ -229,20 +265,11 @@ local function entry_of(key)
   entry = { epoch = 0, counters = {}, nodes = {} }
   local packed = redis.call('GET', KEYS[key])
   if packed then
-    if string.byte(packed) > FORMAT then
+    if string.byte(packed) ~= FORMAT then
       entry.is_newer = true
     else
-      local f = { cmsgpack.unpack(string.sub(packed, 2)) }
-      local at = 3
-      entry.epoch = f[1]
-      for i = 1, f[2] do
-        local counter = new_counter(f[at], { f[at + 1], f[at + 2], f[at + 3], f[at + 4] })
-        counter.state, counter.used = algorithms[f[at]].state(f[at + 5], f[at + 6], f[at + 7]), f[at + 8]
-        entry.counters[i], at = counter, at + 9
-      end
-      for i = at, #f, 3 do
-        entry.nodes[f[i]] = { number = f[i + 1], at = f[i + 2] }
-      end
+      -- An entry that the script did not write is an error of its own counter only.
+      entry.is_newer = not pcall(read_fields, entry, packed)
     end
   end
   entries[key] = entry
@@ -273,7 +300,7 @@ local function write(key, entry)
       f[#f + 1], f[#f + 2], f[#f + 3] = node, last.number, last.at
     end
   end
-  redis.call('SET', KEYS[key], string.char(FORMAT) .. cmsgpack.pack(unpack(f)), 'PX', string.format('%.0f', ttl))
+  redis.call('SET', KEYS[key], string.char(FORMAT) .. pack_numbers(f), 'PX', string.format('%.0f', ttl))
 end
 
 local function same(x, y)

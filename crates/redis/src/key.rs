@@ -33,7 +33,7 @@ impl KeyNames {
     /// `prefix{client}rule`: all counters of a client share a hash slot. The name is the same on every node and after every
     /// restart, and contains no bytes from the client (such as an API key or a brace).
     pub(crate) fn counter(&self, key: CounterKey<'_>) -> KeyName {
-        let digest = hmac::sign(&self.secret, key.client);
+        let digest = self.client_hash(key.client);
         let mut name = Vec::with_capacity(self.prefix.len() + TAG_CHARACTERS + RULE_CHARACTERS + 2);
         name.extend_from_slice(self.prefix.as_bytes());
         name.push(b'{');
@@ -57,6 +57,11 @@ impl KeyNames {
     /// The name of the set of permits.
     pub(crate) fn permits(&self, key: CounterKey<'_>) -> KeyName {
         self.with_suffix(key, PERMITS_SUFFIX)
+    }
+
+    /// A hash that stands for a client.
+    pub(crate) fn client_hash(&self, client: &[u8]) -> hmac::Tag {
+        hmac::sign(&self.secret, client)
     }
 
     fn with_suffix(&self, key: CounterKey<'_>, suffix: u8) -> KeyName {

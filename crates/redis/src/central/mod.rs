@@ -231,7 +231,9 @@ impl Drop for AttemptGuard {
 
 fn unexpected(reply: &OperationReply) -> StoreError {
     let reason = match reply {
-        OperationReply::NewerFormat => "a newer version wrote this counter; update this node",
+        OperationReply::NewerFormat => {
+            "a newer version wrote this counter, or it is malformed; update this node, or delete the key"
+        }
         _ => "the reply does not match the operation",
     };
     StoreError::Protocol { reason: reason.to_owned() }

@@ -92,23 +92,36 @@ impl FallbackLedger {
     /// Forgets a charge that was refunded.
     pub(super) fn refund(&self, refund: &Refund<'_>, now: Timestamp) {
         let key = OwnedKey::of(refund.key);
-        if let Some(counter) = self.lock(&key).counters.get_mut(&key)
+        let LedgerShard { counters, heap_bytes } = &mut *self.lock(&key);
+        if let Some(counter) = counters.get_mut(&key)
             && counter.whole == *refund.limit
         {
+            let bytes_before = counter.state.heap_bytes();
             counter.basis.refund(&mut counter.state, refund.charged, now, refund.cost);
+            *heap_bytes = (*heap_bytes + counter.state.heap_bytes()).saturating_sub(bytes_before);
         }
     }
 
     /// Forgets the counter of `key`.
     pub(super) fn remove(&self, key: CounterKey<'_>) {
         let key = OwnedKey::of(key);
-        self.lock(&key).counters.remove(&key);
+        let LedgerShard { counters, heap_bytes } = &mut *self.lock(&key);
+        if let Some(removed) = counters.remove(&key) {
+            *heap_bytes = heap_bytes.saturating_sub(removed.state.heap_bytes());
+        }
     }
 
     /// Forgets the counters for which `is_gone` holds.
     pub(super) fn remove_where(&self, is_gone: impl Fn(CounterKey<'_>) -> bool) {
         for shard in &self.shards {
-            lock(shard).counters.retain(|key, _| !is_gone(key.as_key()));
+            let LedgerShard { counters, heap_bytes } = &mut *lock(shard);
+            counters.retain(|key, counter| {
+                let is_kept = !is_gone(key.as_key());
+                if !is_kept {
+                    *heap_bytes = heap_bytes.saturating_sub(counter.state.heap_bytes());
+                }
+                is_kept
+            });
         }
     }
 
@@ -179,4 +192,43 @@ impl FallbackCounter {
 
 fn lock(shard: &Mutex<LedgerShard>) -> MutexGuard<'_, LedgerShard> {
     shard.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use tidegate_core::{RuleId, Spec, TimeSpan};
+
+    use super::*;
+
+    #[test]
+    fn ledger_counts_the_bytes_of_logs_that_it_keeps() {
+        let limit = Limit::new(Algorithm::SlidingLog, Spec::new(100, TimeSpan::from_secs(60))).unwrap();
+        let key = CounterKey::new(RuleId::named("default"), b"client");
+        let now = Timestamp::from_secs(1_700_000_000);
+        let ledger = FallbackLedger::default();
+        let bytes = || ledger.shards.iter().map(|shard| lock(shard).heap_bytes).sum::<usize>();
+        let kept = || {
+            let states = ledger.shards.iter().map(|shard| {
+                lock(shard).counters.values().map(|counter| counter.state.heap_bytes()).sum::<usize>()
+            });
+            states.sum::<usize>()
+        };
+        let times = (0..50).map(|second| now + TimeSpan::from_millis(second));
+        for forget in ["remove", "remove_where", "take"] {
+            for at in times.clone() {
+                ledger.charge(key, (&limit, &limit), at, Cost::ONE);
+            }
+            assert!(bytes() > 0 && bytes() == kept(), "{forget}");
+            for charged in times.clone() {
+                ledger.refund(&Refund { key, limit: &limit, cost: Cost::ONE, charged }, now);
+            }
+            assert_eq!(bytes(), kept(), "after refunds");
+            match forget {
+                "remove" => ledger.remove(key),
+                "remove_where" => ledger.remove_where(|_| true),
+                _ => drop(ledger.take(1, now)),
+            }
+            assert_eq!((ledger.len(), bytes()), (0, 0), "{forget}");
+        }
+    }
 }

@@ -210,6 +210,11 @@ impl LeaseBlock {
         self.rejections_in_a_row = 0;
     }
 
+    /// Whether the node may reject by what Redis said earlier: it has no units left, or knows that Redis has none.
+    pub(crate) fn may_reject(&self, now: Timestamp) -> bool {
+        self.rejection.is_some() || self.units(now) == 0
+    }
+
     /// The units that may be spent at `now`.
     pub(crate) fn units(&self, now: Timestamp) -> u64 {
         if now < self.usable_until { self.granted.saturating_sub(self.spent) } else { 0 }

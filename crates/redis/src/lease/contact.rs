@@ -54,6 +54,18 @@ pub(super) enum ContactFailure {
     Unsupported(Algorithm),
 }
 
+impl ContactFailure {
+    /// Why the script has left the entry alone, if it has.
+    pub(super) fn of_status(status: LeaseStatus) -> Option<Self> {
+        let reason = match status {
+            LeaseStatus::Done | LeaseStatus::Ignored => return None,
+            LeaseStatus::NewerFormat => "a newer version wrote this counter; update this node",
+            LeaseStatus::Malformed => "the entry of this counter in Redis is malformed; reset the counter",
+        };
+        Some(Self::Protocol(reason.to_owned()))
+    }
+}
+
 impl From<&StoreError> for ContactFailure {
     fn from(error: &StoreError) -> Self {
         match error {
@@ -218,10 +230,8 @@ impl LeaseNode {
     }
 
     fn apply(&self, ready: &SlotContact, reply: &LeaseReply, received: Timestamp) {
-        if reply.status == LeaseStatus::NewerFormat {
-            let reason = "a newer version wrote this counter; update this node";
-            self.fail(std::slice::from_ref(ready), &ContactFailure::Protocol(reason.to_owned()));
-            return;
+        if let Some(failure) = ContactFailure::of_status(reply.status) {
+            return self.fail(std::slice::from_ref(ready), &failure);
         }
         let waiters = self.table.with_slot(&ready.address, |slot| {
             slot.block.receive(ready.sequence, reply, received);
@@ -262,14 +272,25 @@ impl LeaseNode {
         let mut due = Vec::new();
         for index in shards {
             let Some(mut shard) = self.table.lock(index) else { continue };
-            for slot in shard.iter_mut().filter(|slot| slot.block.is_due(now)) {
-                due.extend(self.prepare(slot, ContactReason::Settlement, now));
-            }
+            due.extend(
+                shard.iter_mut().filter(|slot| slot.block.is_due(now)).map(|slot| slot.address.clone()),
+            );
             shard.drop_idle(now);
         }
-        while !due.is_empty() {
-            // One call after the other: no decision waits for a settlement.
-            self.exchange_all(due.drain(..due.len().min(CALL_MAX)).collect(), now).await;
+        // One call after the other, so that Redis is not blocked. A decision waits for a counter whose settlement is on its
+        // way, so each is prepared just before it is sent.
+        for addresses in due.chunks(CALL_MAX) {
+            let now = self.local_time(now);
+            let prepare = |slot: &mut LeaseSlot| {
+                slot.block.is_due(now).then(|| self.prepare(slot, ContactReason::Settlement, now)).flatten()
+            };
+            let ready: Vec<_> = addresses
+                .iter()
+                .filter_map(|address| self.table.with_slot(address, prepare).flatten())
+                .collect();
+            if !ready.is_empty() {
+                self.exchange_all(ready, now).await;
+            }
         }
     }
 

@@ -36,6 +36,14 @@ pub(super) enum LeaseAttempt {
     Waiting(SmallVec<[ContactResult; 4]>),
 }
 
+/// The requests of a decision whose blocks lack units.
+#[derive(Default)]
+struct UnitRequests {
+    ready: SmallVec<[ReadyRequest; 4]>,
+    /// What the decision waits for, requests of other decisions included.
+    waiting: SmallVec<[ContactResult; 4]>,
+}
+
 impl LeaseNode {
     /// Decides a single check from the local block, if that is possible.
     #[inline]
@@ -93,48 +101,63 @@ impl LeaseNode {
     ) -> Result<LeaseAttempt, StoreError> {
         let now = self.local_time(now);
         let hashes: SmallVec<[u64; 4]> = checks.iter().map(|check| self.table.hash(check.key)).collect();
-        let mut shards = self.table.lock_all(&hashes);
-        let mut waiting = SmallVec::new();
-        let mut ready: SmallVec<[ReadyRequest; 4]> = SmallVec::new();
-        for (check, hash) in checks.iter().zip(&hashes) {
+        let shards = self.table.lock_all(&hashes);
+        let mut ledger = BlockLedger { shards, checks, hashes: &hashes, now };
+        let mut requests = UnitRequests::default();
+        let requested = self.request_missing(&mut ledger, effort, &mut requests);
+        let UnitRequests { mut ready, waiting } = requests;
+        let attempt = requested.map(|()| {
+            if effort == Effort::Request || !waiting.is_empty() {
+                LeaseAttempt::Waiting(waiting)
+            } else {
+                LeaseAttempt::Decided(self.decide_locked(&mut ledger, &mut ready))
+            }
+        });
+        drop(ledger);
+        // After an error too: later decisions wait for every request that was prepared.
+        for request in ready {
+            self.send(request, now);
+        }
+        attempt
+    }
+
+    /// Prepares requests for the blocks that must ask Redis. Stops at the first error; `requests` then holds those before it.
+    fn request_missing(
+        &self,
+        ledger: &mut BlockLedger<'_, '_>,
+        effort: Effort,
+        requests: &mut UnitRequests,
+    ) -> Result<(), StoreError> {
+        let BlockLedger { checks, hashes, now, .. } = *ledger;
+        let is_available = self.link.is_available();
+        for (check, hash) in checks.iter().zip(hashes) {
             let algorithm = check.limit.algorithm();
             if !supports(Coordination::Lease, algorithm) {
                 return Err(StoreError::Unsupported { algorithm });
             }
-            let slot = shards
-                .shard(*hash)
-                .and_then(|shard| {
-                    let new_block = || self.new_block(check.key, check.limit);
-                    shard.find_or_insert(*hash, check.key, now, new_block)
-                })
+            let new_block = || self.new_block(check.key, check.limit);
+            let shard = ledger.shards.shard(*hash);
+            let slot = shard
+                .and_then(|shard| shard.find_or_insert(*hash, check.key, now, new_block))
                 .ok_or_else(no_room)?;
             slot.block.set_limit(check.limit);
             let cost = cost_of_key(checks, check);
             if effort == Effort::Decide || !slot.block.must_ask(cost, now) {
                 continue;
             }
-            if !self.link.is_available() {
+            if !is_available {
                 return Err(ContactFailure::Unavailable("the breaker is open".to_owned()).into());
             }
             if !slot.block.is_pending() {
-                ready.extend(self.prepare(slot, ContactReason::Decision { cost: cost.get() }, now));
+                requests.ready.extend(self.prepare(slot, ContactReason::Decision { cost: cost.get() }, now));
             }
             if effort == Effort::Wait {
                 let (sender, receiver) = tokio::sync::oneshot::channel();
                 slot.waiters.push(sender);
-                waiting.push(receiver);
+                requests.waiting.push(receiver);
             }
         }
-        let result = if effort == Effort::Request || !waiting.is_empty() {
-            LeaseAttempt::Waiting(waiting)
-        } else {
-            let mut ledger = BlockLedger { shards, checks, hashes: &hashes, now };
-            LeaseAttempt::Decided(self.decide_locked(&mut ledger, &mut ready))
-        };
-        for request in ready {
-            self.send(request, now);
-        }
-        Ok(result)
+        Ok(())
     }
 
     fn decide_locked(
@@ -169,6 +192,9 @@ impl LeaseNode {
         let request = LeaseRequest { limit: Some(*check.limit), ..self.bare_request(check.key, action) };
         let replies = self.call(vec![request], now).await?;
         let reply = replies.first().ok_or_else(|| ContactFailure::Protocol("no reply".to_owned()))?;
+        if let Some(failure) = ContactFailure::of_status(reply.status) {
+            return Err(failure.into());
+        }
         Ok(LeaseBlock::from_peek(*check.limit, check.cost, reply, now))
     }
 
@@ -238,4 +264,53 @@ fn cost_of_key(checks: &[Check<'_>], check: &Check<'_>) -> Cost {
 
 fn no_room() -> StoreError {
     StoreError::Unavailable("every counter in the table waits for Redis".into())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::num::NonZeroU32;
+    use std::time::Duration;
+
+    use tidegate_core::{Algorithm, CounterKey, Limit, RuleId, Spec};
+    use tidegate_store::SystemClock;
+    use tidegate_testkit::process::RedisServer;
+    use tidegate_testkit::wait::within;
+
+    use super::*;
+    use crate::config::RedisConfig;
+    use crate::endpoint::Endpoint;
+    use crate::link::Link;
+    use crate::nodes::NodeCount;
+
+    /// Two clients whose counters are in one shard.
+    fn neighbours(node: &LeaseNode) -> (Vec<u8>, Vec<u8>) {
+        let shard = |client: &[u8]| {
+            LeaseTable::shard_index(node.table.hash(CounterKey::new(RuleId::named("default"), client)))
+        };
+        let clients = || (0..1_000_u32).map(|client| client.to_le_bytes().to_vec());
+        let first = clients().next().unwrap();
+        let second = clients().skip(1).find(|client| shard(client) == shard(&first)).unwrap();
+        (first, second)
+    }
+
+    #[tokio::test]
+    async fn decision_without_room_for_one_counter_leaves_no_other_pending() {
+        let server = RedisServer::start();
+        let config = RedisConfig {
+            timeout: Duration::from_secs(5),
+            // One counter for each shard.
+            max_memory: 0,
+            ..RedisConfig::new(Endpoint::parse(&server.url()).unwrap())
+        };
+        let link = Arc::new(Link::new(config, Arc::new(SystemClock::new())));
+        let node = Arc::new(LeaseNode::new(link, Arc::new(NodeCount::new(NonZeroU32::MIN))));
+        let limit = Limit::new(Algorithm::TokenBucket, Spec::new(10, TimeSpan::from_secs(60))).unwrap();
+        let (first, second) = neighbours(&node);
+        let checks = [&first, &second]
+            .map(|client| Check::new(CounterKey::new(RuleId::named("default"), client), &limit));
+        let now = Timestamp::ZERO;
+        assert!(node.decide_all(&checks, now).await.is_err(), "the shard has room for one counter");
+        let decision = within("the first counter", node.decide_all(&checks[..1], now)).await;
+        assert!(decision.unwrap().passes());
+    }
 }

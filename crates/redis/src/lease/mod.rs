@@ -76,7 +76,8 @@ use tidegate_store::{Clock, Override, Store, StoreError};
 use crate::config::{RedisConfig, TimeSource};
 use crate::link::Link;
 use crate::nodes::NodeCount;
-use contact::LeaseNode;
+use block::LeaseBlock;
+use contact::{ContactFailure, LeaseNode};
 use decide::PeekLedger;
 pub use report::LeaseReport;
 pub(crate) use request::{LeaseAction, LeaseReply, LeaseRequest, LeaseStatus};
@@ -142,9 +143,19 @@ impl LeaseStore {
 
     /// Stops spending all leases: Redis has lost writes, and may grant the same units again.
     pub(crate) fn invalidate_all(&self) {
+        self.forget_where(|_| true);
+    }
+
+    /// Asks Redis before the next rejection of any counter: another node may have reset or overridden it.
+    pub(crate) fn invalidate_rejections(&self) {
+        let now = self.node.local_time(Timestamp::ZERO);
+        self.forget_where(|block| block.may_reject(now));
+    }
+
+    fn forget_where(&self, is_outdated: impl Fn(&LeaseBlock) -> bool) {
         for index in 0..self.node.table.len() {
             let Some(mut shard) = self.node.table.lock(index) else { continue };
-            for slot in shard.iter_mut() {
+            for slot in shard.iter_mut().filter(|slot| is_outdated(&slot.block)) {
                 slot.block.forget();
                 slot.waiters.clear();
             }
@@ -155,6 +166,13 @@ impl LeaseStore {
     #[inline]
     pub(crate) fn decide_locally(&self, check: &Check<'_>, now: Timestamp) -> Option<Decision> {
         self.node.decide_one(check, now)
+    }
+
+    /// Sends a request that changes a counter for all nodes.
+    async fn change(&self, request: LeaseRequest, now: Timestamp) -> Result<(), StoreError> {
+        let replies = self.node.call(vec![request], now).await?;
+        let failure = replies.first().and_then(|reply| ContactFailure::of_status(reply.status));
+        failure.map_or(Ok(()), |failure| Err(failure.into()))
     }
 
     fn forget(&self, key: CounterKey<'_>) {
@@ -230,7 +248,7 @@ impl Store for LeaseStore {
     async fn reset(&self, key: CounterKey<'_>) -> Result<(), StoreError> {
         let request = self.node.bare_request(key, LeaseAction::Reset);
         let now = self.node.local_time(Timestamp::ZERO);
-        let result = self.node.call(vec![request], now).await.map(drop);
+        let result = self.change(request, now).await;
         self.forget(key);
         result
     }
@@ -244,7 +262,7 @@ impl Store for LeaseStore {
         let until = replacement.map_or(Timestamp::ZERO, |replacement| replacement.until);
         let limit = replacement.map(|replacement| replacement.limit);
         let request = LeaseRequest { limit, ..self.node.bare_request(key, LeaseAction::Override { until }) };
-        let result = self.node.call(vec![request], now).await.map(drop);
+        let result = self.change(request, now).await;
         self.forget(key);
         result
     }

@@ -81,4 +81,6 @@ pub(crate) enum LeaseStatus {
     Ignored,
     /// The entry has a newer format. Nothing has happened, and the rest of the reply is unknown.
     NewerFormat,
+    /// The entry is not one that the script writes. Nothing has happened, and the rest of the reply is unknown.
+    Malformed,
 }

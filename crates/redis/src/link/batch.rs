@@ -45,9 +45,18 @@ pub(super) struct Grouping {
 }
 
 impl Batch {
-    /// Groups `calls`.
-    pub(super) fn new(calls: Vec<PendingCall>, grouping: Grouping) -> Self {
+    /// Groups `calls`. The pipeline loads `scripts` first: no later pipeline can be executed between that and the calls.
+    pub(super) fn new(
+        calls: Vec<PendingCall>,
+        grouping: Grouping,
+        scripts: impl IntoIterator<Item = ScriptName>,
+    ) -> Self {
         let mut batch = Self::default();
+        for name in scripts {
+            let mut load = redis::cmd("SCRIPT");
+            load.arg("LOAD").arg(script::code(name));
+            batch.push(load, None);
+        }
         let mut groups: Vec<(Option<ScriptName>, Vec<PendingCall>, usize)> = Vec::new();
         let mut open: HashMap<GroupKey, usize> = HashMap::new();
         for call in calls {

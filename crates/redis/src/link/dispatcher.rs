@@ -23,8 +23,6 @@ use super::{PROBE_INTERVAL, SharedState, stats};
 use crate::config::RedisConfig;
 use crate::endpoint::{Deployment, ServerAddress};
 use crate::key::KeyNames;
-use crate::operation::ScriptName;
-use crate::script;
 
 /// The number of probe intervals between two tests of an idle server.
 const PROBES_PER_PING: u64 = 10;
@@ -221,7 +219,7 @@ impl Dispatcher {
         let now = self.shared.queue.now();
         for (address, server) in &mut self.servers {
             while let Some((connection, calls)) = server.next_calls(now) {
-                let mut batch = Batch::new(calls, self.grouping);
+                let mut batch = Batch::new(calls, self.grouping, server.missing_scripts.drain());
                 for (call, error) in batch.invalid.drain(..) {
                     self.shared.queue.answer(&call.reply, Err(error));
                 }
@@ -232,9 +230,7 @@ impl Dispatcher {
                     server.finish();
                     continue;
                 }
-                let scripts = server.missing_scripts.drain().collect();
-                let sending =
-                    Sending { address: address.clone(), generation: server.generation, scripts, batch };
+                let sending = Sending { address: address.clone(), generation: server.generation, batch };
                 sending.spawn(connection, self.events.clone());
             }
         }
@@ -396,7 +392,7 @@ impl Dispatcher {
                 && let Some(connection) = server.next_ping(tick)
             {
                 let (generation, batch) = (server.generation, Batch::ping());
-                let sending = Sending { address: address.clone(), generation, scripts: Vec::new(), batch };
+                let sending = Sending { address: address.clone(), generation, batch };
                 sending.spawn(connection, self.events.clone());
             }
         }
@@ -485,28 +481,15 @@ impl Dispatcher {
 struct Sending {
     address: ServerAddress,
     generation: u64,
-    /// Scripts to load first.
-    scripts: Vec<ScriptName>,
     batch: Batch,
 }
 
 impl Sending {
     fn spawn(self, mut connection: ServerConnection, events: mpsc::UnboundedSender<LinkEvent>) {
-        let Self { address, generation, scripts, batch } = self;
+        let Self { address, generation, batch } = self;
         tokio::spawn(async move {
-            let result = match load(&mut connection, scripts).await {
-                Ok(()) => connection.send(&batch.pipeline).await,
-                Err(error) => Err(error),
-            };
+            let result = connection.send(&batch.pipeline).await;
             let _ = events.send(LinkEvent::Answered { address, generation, batch, result });
         });
     }
-}
-
-/// Loads scripts. This changes no counter.
-async fn load(connection: &mut ServerConnection, scripts: Vec<ScriptName>) -> RedisResult<()> {
-    for name in scripts {
-        script::source(name).prepare_invoke().load_async(connection.commands()).await?;
-    }
-    Ok(())
 }

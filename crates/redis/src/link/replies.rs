@@ -25,28 +25,31 @@ impl Dispatcher {
     ) {
         let replies = match result {
             Ok(replies) => replies,
-            Err(error) if error.is_io_error() || error.is_unrecoverable_error() => {
+            Err(error) => {
                 for call in batch.groups.into_iter().flatten().flat_map(|group| group.calls) {
                     let lost = LinkError::ConnectionLost { address: address.clone(), source: error.clone() };
                     self.shared.queue.answer(&call.reply, Err(lost.into()));
                 }
                 return;
             }
-            // A script could not be loaded, so that nothing was sent.
-            Err(error) => {
-                for call in batch.groups.into_iter().flatten().flat_map(|group| group.calls) {
-                    self.answer_rejected(&call, &error.to_string());
-                }
-                return;
-            }
         };
-        let (mut is_ready, mut unloaded) = (true, Vec::new());
+        let (mut is_ready, mut unloaded, mut not_loaded) = (true, Vec::new(), None);
         for (group, reply) in batch.groups.into_iter().zip(replies) {
-            let Some(group) = group else { continue };
+            let Some(group) = group else {
+                if let Value::ServerError(error) = reply {
+                    not_loaded = Some(error.to_string());
+                }
+                continue;
+            };
             match reply {
                 Value::ServerError(error) => {
                     let error = ErrorReply::parse(&error, address);
                     is_ready &= error != ErrorReply::NotReady;
+                    if let (ErrorReply::NoScript, Some(reason)) = (&error, &not_loaded) {
+                        // The script cannot be loaded, so that sending the calls again would not help.
+                        group.calls.iter().for_each(|call| self.answer_rejected(call, reason));
+                        continue;
+                    }
                     if error == ErrorReply::NoScript {
                         unloaded.push(group);
                         continue;

@@ -4,6 +4,7 @@ use std::collections::HashMap;
 
 use foldhash::fast::RandomState;
 use redis::Value;
+use smallvec::SmallVec;
 use tidegate_core::{AlgorithmKind, Limit, TimeSpan, Timestamp};
 use tidegate_store::StoreError;
 
@@ -32,6 +33,8 @@ const MAX_UNITS: u64 = 1 << 53;
 const MIN_TTL_MILLIS: u64 = 1_000;
 /// With time from the caller, keys must outlive a trace that is replayed faster than real time.
 const CALLER_TTL_MILLIS: u64 = 3_600_000;
+/// The numbers of a reply; anything else comes from a malformed entry.
+const VALID_NUMBERS: std::ops::RangeInclusive<f64> = 0.0..=1_152_921_504_606_846_976.0;
 /// The bytes of a reply: a status and nine numbers.
 const REPLY_BYTES: usize = 1 + 9 * 8;
 
@@ -69,15 +72,22 @@ pub(super) fn decode(operations: &[&Operation], reply: &Value) -> Result<Vec<Ope
 fn decode_one(packed: &[u8]) -> Result<LeaseReply, StoreError> {
     let too_short = || protocol_error("the reply is too short");
     let (status, numbers) = packed.split_first().ok_or_else(too_short)?;
-    let mut numbers = numbers.as_chunks().0.iter().map(|bytes| whole(f64::from_le_bytes(*bytes)));
-    let mut next = || numbers.next().ok_or_else(too_short);
+    let without_lease = |status| LeaseReply { status, ..LeaseReply::default() };
     match status {
         0 => {}
-        1 => return Ok(LeaseReply { status: LeaseStatus::Ignored, ..LeaseReply::default() }),
-        2 => return Ok(LeaseReply { status: LeaseStatus::NewerFormat, ..LeaseReply::default() }),
+        1 => return Ok(without_lease(LeaseStatus::Ignored)),
+        2 => return Ok(without_lease(LeaseStatus::NewerFormat)),
+        3 => return Ok(without_lease(LeaseStatus::Malformed)),
         _ => return Err(protocol_error("unknown status of a lease")),
     }
-    Ok(LeaseReply {
+    let numbers = numbers.as_chunks().0.iter().map(|bytes| f64::from_le_bytes(*bytes));
+    let numbers: SmallVec<[f64; 9]> = numbers.collect();
+    if numbers.iter().any(|number| !VALID_NUMBERS.contains(number)) {
+        return Ok(without_lease(LeaseStatus::Malformed));
+    }
+    let mut numbers = numbers.into_iter().map(whole);
+    let mut next = || numbers.next().ok_or_else(too_short);
+    let reply = LeaseReply {
         status: LeaseStatus::Done,
         now: Timestamp::from_micros(next()?),
         epoch: next()?,
@@ -88,11 +98,13 @@ fn decode_one(packed: &[u8]) -> Result<LeaseReply, StoreError> {
         retry_after: TimeSpan::from_micros(next()?),
         reset_after: TimeSpan::from_micros(next()?),
         held_elsewhere: next()?,
-    })
+    };
+    // A node never spends what no limit grants.
+    Ok(if reply.granted > reply.capacity { without_lease(LeaseStatus::Malformed) } else { reply })
 }
 
-/// The script sends whole numbers from 0 to 2^53.
-#[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a cast saturates")]
+/// The script sends whole numbers from 0 to 2^53, or the sum of a few of them.
+#[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "in `VALID_NUMBERS`")]
 fn whole(number: f64) -> u64 {
     number as u64
 }

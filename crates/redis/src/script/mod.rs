@@ -25,26 +25,28 @@ const MIN_TTL_MILLIS: u64 = 1_000;
 /// With time from the caller, keys must outlive a trace that is replayed faster than real time.
 const CALLER_TTL_MILLIS: u64 = 3_600_000;
 
-/// The source of a script.
+/// A script and its hash.
 pub(crate) fn source(name: ScriptName) -> &'static Script {
     static CENTRAL: OnceLock<Script> = OnceLock::new();
     static LEASE: OnceLock<Script> = OnceLock::new();
     static SYNC: OnceLock<Script> = OnceLock::new();
     static PERMITS: OnceLock<Script> = OnceLock::new();
+    let script = match name {
+        ScriptName::Central => &CENTRAL,
+        ScriptName::Lease => &LEASE,
+        ScriptName::Sync => &SYNC,
+        ScriptName::Permits => &PERMITS,
+    };
+    script.get_or_init(|| Script::new(code(name)))
+}
+
+/// The code of a script.
+pub(crate) fn code(name: ScriptName) -> &'static str {
     match name {
-        ScriptName::Central => CENTRAL.get_or_init(|| Script::new(central::SOURCE)),
-        ScriptName::Lease => LEASE.get_or_init(|| Script::new(lease::SOURCE)),
-        ScriptName::Permits => PERMITS.get_or_init(|| Script::new(permits::SOURCE)),
-        ScriptName::Sync => SYNC.get_or_init(|| {
-            Script::new(concat!(
-                "#!lua\n",
-                include_str!("../../lua/exact.lua"),
-                include_str!("../../lua/token_bucket.lua"),
-                include_str!("../../lua/fixed_window.lua"),
-                include_str!("../../lua/sliding_counter.lua"),
-                include_str!("../../lua/sync.lua"),
-            ))
-        }),
+        ScriptName::Central => central::SOURCE,
+        ScriptName::Lease => lease::SOURCE,
+        ScriptName::Sync => sync::SOURCE,
+        ScriptName::Permits => permits::SOURCE,
     }
 }
 

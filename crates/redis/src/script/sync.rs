@@ -11,6 +11,15 @@ use crate::key::KeyName;
 use crate::operation::{Operation, OperationReply};
 use crate::sync::{CounterExchange, ExchangeReply, ExchangedCounter};
 
+pub(super) const SOURCE: &str = concat!(
+    "#!lua\n",
+    include_str!("../../lua/exact.lua"),
+    include_str!("../../lua/token_bucket.lua"),
+    include_str!("../../lua/fixed_window.lua"),
+    include_str!("../../lua/sliding_counter.lua"),
+    include_str!("../../lua/sync.lua"),
+);
+
 const EXCHANGE: u8 = 1;
 const RESET: u8 = 2;
 
@@ -112,7 +121,7 @@ pub(super) fn decode(operations: &[&Operation], reply: &Value) -> Result<Vec<Ope
             _ => match (next()?, next()?) {
                 // The epoch is the time of the reset.
                 (0, epoch) => Ok(OperationReply::Done(Timestamp::from_micros(epoch))),
-                _ => Err(protocol_error("newer format")),
+                _ => Ok(OperationReply::NewerFormat),
             },
         })
         .collect::<Result<_, StoreError>>()?;

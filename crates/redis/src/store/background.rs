@@ -61,7 +61,11 @@ async fn follow_changes(state: Weak<StoreState>, mut events: mpsc::Receiver<Chan
         let event = events.recv().await;
         let Some(state) = state.upgrade() else { return };
         match event {
-            Some(ChannelEvent::Subscribed) => state.rejections.resume(),
+            Some(ChannelEvent::Subscribed) => {
+                // Changes may have been missed since the subscription was lost.
+                state.lease.invalidate_rejections();
+                state.rejections.resume();
+            }
             Some(ChannelEvent::Message(bytes)) => StoreState::apply_changes(state, &bytes).await,
             Some(ChannelEvent::Lost) => state.rejections.suspend(),
             None => return state.rejections.suspend(),
@@ -115,7 +119,10 @@ impl StoreState {
     async fn apply_changes(self: Arc<Self>, message: &[u8]) {
         match invalidation::decode(self.node, message) {
             None => {}
-            Some(InvalidationMessage::Everything) => self.rejections.clear(),
+            Some(InvalidationMessage::Everything) => {
+                self.rejections.clear();
+                self.lease.invalidate_rejections();
+            }
             Some(InvalidationMessage::Counters(mut changes)) => {
                 for Invalidation { name, .. } in &changes {
                     self.rejections.forget(name);

@@ -1,16 +1,39 @@
 //! Decisions over many requests at once.
 
-use tidegate_core::{Check, Coordination, Decision, Timestamp};
+use std::sync::Arc;
+
+use tidegate_core::{Check, Coordination, Cost, Decision, Limit, Refund, Timestamp};
 use tidegate_store::{Store, StoreError};
+use tokio::sync::oneshot;
 
 use super::StoreState;
 use super::failure::is_outage;
 use super::groups::Decider;
+use crate::owned_key::OwnedKey;
+
+/// A refund that owns its key and its limit.
+struct OwnedRefund {
+    key: OwnedKey,
+    limit: Limit,
+    cost: Cost,
+    charged: Timestamp,
+}
+
+impl OwnedRefund {
+    fn of(refund: &Refund<'_>) -> Self {
+        let Refund { key, limit, cost, charged } = *refund;
+        Self { key: OwnedKey::of(key), limit: *limit, cost, charged }
+    }
+
+    fn as_refund(&self) -> Refund<'_> {
+        Refund { key: self.key.as_key(), limit: &self.limit, cost: self.cost, charged: self.charged }
+    }
+}
 
 impl StoreState {
     /// Decides several requests in order. If one fails, the others are refunded.
     pub(super) async fn decide_batch(
-        &self,
+        self: &Arc<Self>,
         batch: &[&[Check<'_>]],
         now: Timestamp,
         decisions: &mut Vec<Decision>,
@@ -31,7 +54,7 @@ impl StoreState {
 
     /// Known rejections are served; Redis decides the rest together. Failure modes decide only the requests that failed.
     async fn decide_central_batch(
-        &self,
+        self: &Arc<Self>,
         batch: &[&[Check<'_>]],
         now: Timestamp,
         decisions: &mut Vec<Decision>,
@@ -60,7 +83,7 @@ impl StoreState {
     }
 
     async fn decide_each(
-        &self,
+        self: &Arc<Self>,
         batch: &[&[Check<'_>]],
         now: Timestamp,
         decisions: &mut Vec<Decision>,
@@ -80,21 +103,42 @@ impl StoreState {
 
     /// The decisions of a batch. If one failed, refunds the others and returns why it failed.
     async fn complete_batch(
-        &self,
+        self: &Arc<Self>,
         batch: &[&[Check<'_>]],
         decided: Vec<Result<Decision, StoreError>>,
         now: Timestamp,
     ) -> Result<Vec<Decision>, StoreError> {
-        if decided.iter().all(Result::is_ok) {
-            return decided.into_iter().collect();
-        }
-        for (checks, decision) in batch.iter().zip(&decided) {
-            let Ok(decision) = decision else { continue };
-            if let Err(error) = self.refund(&decision.refunds(checks), now).await {
-                tracing::debug!("a refund failed, and the units stay charged: {error}");
-            }
+        if decided.iter().any(Result::is_err) {
+            let decisions = batch.iter().zip(&decided);
+            let refunds = decisions.filter_map(|(checks, decision)| {
+                let refunds = decision.as_ref().ok()?.refunds(checks);
+                Some(refunds.iter().map(OwnedRefund::of).collect())
+            });
+            // An error means that the link has stopped.
+            let _ = self.start_refunds(refunds.collect(), now).await;
         }
         decided.into_iter().collect()
+    }
+
+    /// Starts refunds that happen even if the caller does not wait for them. The receiver is ready when they have ended.
+    fn start_refunds(
+        self: &Arc<Self>,
+        decisions: Vec<Vec<OwnedRefund>>,
+        now: Timestamp,
+    ) -> oneshot::Receiver<()> {
+        let (sender, ended) = oneshot::channel();
+        let state = Arc::clone(self);
+        self.link.spawn(async move {
+            for refunds in &decisions {
+                let refunds: Vec<Refund<'_>> = refunds.iter().map(OwnedRefund::as_refund).collect();
+                if let Err(error) = state.refund(&refunds, now).await {
+                    tracing::debug!("a refund failed, and the units stay charged: {error}");
+                }
+            }
+            // The caller may no longer wait.
+            let _ = sender.send(());
+        });
+        ended
     }
 
     pub(super) async fn decide_batch_by(

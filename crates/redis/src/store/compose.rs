@@ -144,7 +144,7 @@ impl StoreState {
         for group in others {
             let decision = match self.peek_by(group.decider, &group.checks, now).await {
                 Ok(decision) => decision,
-                Err(_) => self.peek_after_failure(&group.checks, now).await,
+                Err(error) => self.peek_after_failure(&group.checks, &error, now).await,
             };
             parts.push((group, decision));
         }

@@ -1,7 +1,7 @@
 //! What decides while Redis fails, and the return to Redis.
 //!
 //! A failed group is decided again by the failure modes of its rules: `local` by a share of the limit on this node, `allow`
-//! by nothing, and with `deny` the decision fails. The node is in fallback from the first failure until a heartbeat
+//! by nothing (if Redis replied with an error, as `local`), and with `deny` the decision fails. The node is in fallback from the first failure until a heartbeat
 //! succeeded and everything that the shares admitted was charged to Redis. A charge whose result is unknown is not repeated.
 
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -106,7 +106,7 @@ impl StoreState {
     ) -> Result<(), StoreError> {
         let Some(since) = self.failures.since() else { return Err(error) };
         let is_local = |refund: &&Refund<'_>| {
-            refund.charged >= since && self.settings.of(refund.key.rule).on_failure == StoreFailureMode::Local
+            refund.charged >= since && self.settings.of(refund.key.rule).on_failure != StoreFailureMode::Deny
         };
         let local: Vec<Refund<'_>> = refunds.iter().filter(is_local).copied().collect();
         if local.is_empty() { Err(error) } else { self.fallback.refund(&local, now).await }
@@ -123,7 +123,7 @@ impl StoreState {
             return Err(error);
         }
         self.enter_fallback();
-        let mode = self.settings.of(rule).on_failure;
+        let mode = self.mode_after(rule, &error);
         self.failures.count(mode).fetch_add(1, Ordering::Relaxed);
         match mode {
             StoreFailureMode::Local => {
@@ -171,14 +171,14 @@ impl StoreState {
         failed: Group<'a>,
         error: StoreError,
     ) -> Result<Groups<'a>, StoreError> {
-        let mode = |check: &Check<'_>| self.settings.of(check.key.rule).on_failure;
+        let mode = |check: &Check<'_>| self.mode_after(check.key.rule, &error);
         let denies = |check: &Check<'_>| mode(check) == StoreFailureMode::Deny && check.role == Role::Binding;
         let is_local = matches!(failed.decider, Decider::Fallback | Decider::Nothing);
         if !is_outage(&error) || is_local || failed.checks.iter().any(denies) {
             return Err(error);
         }
         let Group { positions, checks, .. } = failed;
-        Ok(group(positions.into_iter().zip(checks), |check| self.failure_decider(check)))
+        Ok(group(positions.into_iter().zip(checks), |check| self.failure_decider(check, &error)))
     }
 
     /// The groups that evaluate the checks of a failed group, for a decision that is rejected anyway.
@@ -187,20 +187,34 @@ impl StoreState {
             self.enter_fallback();
         }
         let Group { positions, checks, .. } = failed;
-        group(positions.into_iter().zip(checks), |check| self.failure_decider(check))
+        group(positions.into_iter().zip(checks), |check| self.failure_decider(check, error))
+    }
+
+    /// The failure mode that applies after `error`. If Redis replied, and with an error, it is not away: no entry or script that
+    /// fails may lift a limit.
+    fn mode_after(&self, rule: RuleId, error: &StoreError) -> StoreFailureMode {
+        match (self.settings.of(rule).on_failure, error) {
+            (StoreFailureMode::Allow, StoreError::Protocol { .. }) => StoreFailureMode::Local,
+            (mode, _) => mode,
+        }
     }
 
     /// What evaluates a check if Redis cannot.
-    fn failure_decider(&self, check: &Check<'_>) -> Decider {
-        match self.settings.of(check.key.rule).on_failure {
+    fn failure_decider(&self, check: &Check<'_>, error: &StoreError) -> Decider {
+        match self.mode_after(check.key.rule, error) {
             StoreFailureMode::Local => Decider::Fallback,
             StoreFailureMode::Allow | StoreFailureMode::Deny => Decider::Nothing,
         }
     }
 
     /// The outcomes of checks that Redis should have evaluated, for a decision that is rejected anyway.
-    pub(super) async fn peek_after_failure(&self, checks: &[Check<'_>], now: Timestamp) -> Decision {
-        let groups = group(checks.iter().copied().enumerate(), |check| self.failure_decider(check));
+    pub(super) async fn peek_after_failure(
+        &self,
+        checks: &[Check<'_>],
+        error: &StoreError,
+        now: Timestamp,
+    ) -> Decision {
+        let groups = group(checks.iter().copied().enumerate(), |check| self.failure_decider(check, error));
         let mut parts = Vec::with_capacity(groups.len());
         for group in groups {
             if let Ok(decision) = self.peek_by(group.decider, &group.checks, now).await {
@@ -269,13 +283,13 @@ impl StoreState {
     }
 
     /// Charges units that were admitted while Redis failed; the calls travel together. Returns whether all succeeded. What was
-    /// not sent is put back; what was sent without a reply is lost, because it may have been charged.
+    /// certainly not charged is put back; what was sent without a reply is lost, because it may have been charged.
     async fn charge(&self, charges: Vec<FallbackCharge>) -> bool {
         let now = self.link.clock().now();
         let calls = charges.iter().map(|charge| async move {
             let check = charge.check();
             let decider = self.settings.coordination(check.key.rule, check.limit).into();
-            self.decide_by(decider, &[check], now).await
+            self.decide_by(decider, &[check], now).await.map_err(|error| (decider, error))
         });
         let results = join_all(calls).await;
         let mut is_complete = true;
@@ -283,9 +297,9 @@ impl StoreState {
             let units = charge.cost.get();
             match result {
                 Ok(_) => self.failures.charged.fetch_add(units, Ordering::Relaxed),
-                Err(error) => {
+                Err((decider, error)) => {
                     is_complete = false;
-                    if was_not_sent(&error) {
+                    if can_be_repeated(decider, &error) {
                         self.fallback.put_back(charge);
                         continue;
                     }
@@ -297,11 +311,32 @@ impl StoreState {
     }
 }
 
-/// Whether the call certainly had no effect, so that it may be repeated.
-fn was_not_sent(error: &StoreError) -> bool {
+/// Whether a charge that failed certainly had no effect, and may succeed later. A lease and an exchange of counts charge on
+/// this node, after Redis has replied. A counter of a newer format is never charged by this node.
+fn can_be_repeated(decider: Decider, error: &StoreError) -> bool {
     let StoreError::Unavailable(source) = error else { return false };
-    matches!(
-        source.downcast_ref(),
-        Some(LinkError::QueueFull | LinkError::BreakerOpen { .. } | LinkError::NoServer { .. })
-    )
+    decider != Decider::Central
+        || matches!(
+            source.downcast_ref(),
+            Some(LinkError::QueueFull | LinkError::BreakerOpen { .. } | LinkError::NoServer { .. })
+        )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn charge_with_an_unknown_result_is_repeated_only_if_this_node_charges() {
+        let lost = || StoreError::Unavailable("no reply".into());
+        assert!(!can_be_repeated(Decider::Central, &lost()));
+        for decider in [Decider::Lease, Decider::Sync] {
+            assert!(can_be_repeated(decider, &lost()), "{decider:?}");
+        }
+        let newer = StoreError::Protocol { reason: "newer format".to_owned() };
+        for decider in [Decider::Central, Decider::Lease, Decider::Sync] {
+            assert!(can_be_repeated(decider, &LinkError::QueueFull.into()), "{decider:?}");
+            assert!(!can_be_repeated(decider, &newer), "{decider:?}");
+        }
+    }
 }

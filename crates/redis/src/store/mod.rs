@@ -1,10 +1,11 @@
 //! The store that a node uses: each rule with its own coordination, its failure mode, and cached rejections.
 //!
 //! `compose` decides over several coordinations, `failure` decides while Redis fails, `batch` decides many requests,
-//! `background` has the tasks that run beside decisions.
+//! `background` has the tasks that run beside decisions, `client_hash` bounds the size of clients.
 
 mod background;
 mod batch;
+mod client_hash;
 mod compose;
 mod failure;
 mod groups;
@@ -14,8 +15,8 @@ mod share;
 use std::sync::Arc;
 
 use tidegate_core::{
-    Check, Coordination, CounterKey, Decision, Limit, Refund, Role, StoreFailureMode, TimeSpan, Timestamp,
-    Verdict,
+    Check, Coordination, Cost, CounterKey, CounterState, Decision, Limit, Outcome, Refund, Role,
+    StoreFailureMode, TimeSpan, Timestamp, Verdict,
 };
 use tidegate_store::{
     Clock, Override, PermitGrant, PromptDecision, RetainedLimits, RuleSettings, Store, StoreError,
@@ -38,6 +39,7 @@ use crate::fallback::FallbackStore;
 use crate::lease::LeaseStore;
 use crate::static_store::StaticStore;
 use crate::sync::SyncStore;
+use client_hash::{ClientHashes, is_long};
 use failure::{FallbackState, is_outage};
 use groups::Decider;
 use settings::SettingsTable;
@@ -152,6 +154,10 @@ impl RedisStore {
 }
 
 impl StoreState {
+    fn hash_clients(&self, checks: &[Check<'_>]) -> ClientHashes {
+        ClientHashes::new(self.link.names(), checks.iter().map(|check| check.key))
+    }
+
     /// The rejection of `checks`, if this node knows it. With the caller's time there is none: a trace may go back.
     fn cached(&self, checks: &[Check<'_>]) -> Option<Decision> {
         if self.link.config().time == TimeSource::Caller {
@@ -180,7 +186,7 @@ impl StoreState {
         let life = match self.settings.coordination(check.key.rule, check.limit) {
             Coordination::Lease | Coordination::Sync => LOCAL_LIFE,
             _ if self.link.has_slots() => CLUSTER_LIFE,
-            Coordination::Central if outcome.limit != check.limit.capacity() => OVERRIDE_LIFE,
+            Coordination::Central if is_overridden(check, outcome, decision.at) => OVERRIDE_LIFE,
             Coordination::Central | Coordination::Static => LONGEST_LIFE,
         };
         let name = self.link.names().counter(check.key);
@@ -232,6 +238,22 @@ impl StoreState {
             self.remember(checks, &decision, asked);
         }
         Ok(decision)
+    }
+
+    fn decide_at_once(&self, check: &Check<'_>, now: Timestamp) -> PromptDecision {
+        match self.settings.coordination(check.key.rule, check.limit) {
+            Coordination::Static => self.static_share.decide_at_once(check, now),
+            Coordination::Sync => self.sync.decide_at_once(check, now),
+            Coordination::Lease => self.lease.decide_at_once(check, now),
+            Coordination::Central => {
+                match self.cached(std::slice::from_ref(check)).map(|known| known.outcomes) {
+                    Some(outcomes) => outcomes
+                        .first()
+                        .map_or(PromptDecision::Undecided, |outcome| PromptDecision::Otherwise(*outcome)),
+                    None => PromptDecision::Undecided,
+                }
+            }
+        }
     }
 
     async fn acquire_permit(
@@ -302,32 +324,45 @@ impl StoreState {
     }
 }
 
+/// Whether the outcome shows that another limit than the check's was in force: it names another capacity, or a wait that the
+/// check's own limit does not cause at `at`, even if it is used up. After an overage the latter may hold without an override.
+fn is_overridden(check: &Check<'_>, outcome: &Outcome, at: Timestamp) -> bool {
+    let Check { limit, cost, .. } = *check;
+    let Verdict::NotUntil { retry_after } = outcome.verdict else {
+        return outcome.limit != limit.capacity();
+    };
+    let mut used_up = CounterState::default();
+    limit.charge(&mut used_up, at, Cost::new(limit.capacity()));
+    let longest = match limit.evaluate(&used_up, at, cost).verdict {
+        Verdict::NotUntil { retry_after } => retry_after,
+        _ => TimeSpan::ZERO,
+    };
+    outcome.limit != limit.capacity() || retry_after > longest
+}
+
 impl Store for RedisStore {
     async fn decide(&self, checks: &[Check<'_>], now: Timestamp) -> Result<Decision, StoreError> {
         // Most decisions under a lease need nothing else.
         if let [check] = checks
+            && !is_long(check.key)
             && self.state.settings.coordination(check.key.rule, check.limit) == Coordination::Lease
             && let Some(decision) = self.state.lease.decide_locally(check, now)
         {
             return Ok(decision);
         }
+        if checks.iter().any(|check| is_long(check.key)) {
+            let hashes = self.state.hash_clients(checks);
+            return Box::pin(self.state.decide(&hashes.checks(checks), now)).await;
+        }
         self.state.decide(checks, now).await
     }
 
     fn decide_at_once(&self, check: &Check<'_>, now: Timestamp) -> PromptDecision {
-        match self.state.settings.coordination(check.key.rule, check.limit) {
-            Coordination::Static => self.state.static_share.decide_at_once(check, now),
-            Coordination::Sync => self.state.sync.decide_at_once(check, now),
-            Coordination::Lease => self.state.lease.decide_at_once(check, now),
-            Coordination::Central => {
-                match self.state.cached(std::slice::from_ref(check)).map(|known| known.outcomes) {
-                    Some(outcomes) => outcomes
-                        .first()
-                        .map_or(PromptDecision::Undecided, |outcome| PromptDecision::Otherwise(*outcome)),
-                    None => PromptDecision::Undecided,
-                }
-            }
+        if is_long(check.key) {
+            let hashes = self.state.hash_clients(std::slice::from_ref(check));
+            return self.state.decide_at_once(&Check { key: hashes.key(0, check.key), ..*check }, now);
         }
+        self.state.decide_at_once(check, now)
     }
 
     async fn decide_batch(
@@ -336,6 +371,13 @@ impl Store for RedisStore {
         now: Timestamp,
         decisions: &mut Vec<Decision>,
     ) -> Result<(), StoreError> {
+        if batch.iter().copied().flatten().any(|check| is_long(check.key)) {
+            let hashes: Vec<_> = batch.iter().map(|checks| self.state.hash_clients(checks)).collect();
+            let batch: Vec<_> =
+                batch.iter().zip(&hashes).map(|(checks, hashes)| hashes.checks(checks)).collect();
+            let batch: Vec<&[Check<'_>]> = batch.iter().map(|checks| &checks[..]).collect();
+            return Box::pin(self.state.decide_batch(&batch, now, decisions)).await;
+        }
         self.state.decide_batch(batch, now, decisions).await
     }
 
@@ -343,29 +385,39 @@ impl Store for RedisStore {
         if checks.is_empty() {
             return Ok(Decision::of_none(now));
         }
+        let hashes = self.state.hash_clients(checks);
+        let checks = &*hashes.checks(checks);
         Box::pin(self.state.peek_groups(checks, self.state.groups(checks), now)).await
     }
 
     async fn refund(&self, refunds: &[Refund<'_>], now: Timestamp) -> Result<(), StoreError> {
+        if refunds.iter().any(|refund| is_long(refund.key)) {
+            let hashes = ClientHashes::new(self.state.link.names(), refunds.iter().map(|refund| refund.key));
+            return Box::pin(self.state.refund(&hashes.refunds(refunds), now)).await;
+        }
         self.state.refund(refunds, now).await
     }
 
     async fn reset(&self, key: CounterKey<'_>) -> Result<(), StoreError> {
         let state = &*self.state;
+        let hashes = ClientHashes::new(state.link.names(), std::iter::once(key));
+        let key = hashes.key(0, key);
         state.fallback.reset(key).await?;
         let coordination = state.settings.of(key.rule).coordination;
-        match coordination {
-            Coordination::Static => state.static_share.reset(key).await?,
-            Coordination::Sync => state.sync.reset(key).await?,
-            Coordination::Lease => state.lease.reset(key).await?,
-            Coordination::Central => {}
-        }
+        let local = match coordination {
+            Coordination::Static => state.static_share.reset(key).await,
+            Coordination::Sync => state.sync.reset(key).await,
+            Coordination::Lease => state.lease.reset(key).await,
+            Coordination::Central => Ok(()),
+        };
         // Limits that a lease or an exchange of counts does not support are counted in Redis.
-        if coordination != Coordination::Static {
-            state.central.reset(key).await?;
-        }
+        let central = match coordination {
+            Coordination::Static => Ok(()),
+            _ => state.central.reset(key).await,
+        };
+        // After an error too: one of the two may have been reset.
         state.announce(CounterChange::Reset, key);
-        Ok(())
+        local.and(central)
     }
 
     async fn override_limit(
@@ -375,6 +427,8 @@ impl Store for RedisStore {
         now: Timestamp,
     ) -> Result<(), StoreError> {
         let state = &*self.state;
+        let hashes = ClientHashes::new(state.link.names(), std::iter::once(key));
+        let key = hashes.key(0, key);
         state.fallback.override_limit(key, replacement, now).await?;
         match state.settings.of(key.rule).coordination {
             Coordination::Static => state.static_share.override_limit(key, replacement, now).await?,
@@ -403,5 +457,31 @@ impl Store for RedisStore {
         self.state.settings.apply(rules);
         // A rule whose coordination has changed starts with new counters.
         self.state.rejections.clear();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tidegate_core::{Algorithm, RuleId, Spec};
+
+    use super::*;
+
+    #[test]
+    fn wait_that_the_limit_does_not_cause_shows_an_override() {
+        let at = Timestamp::from_secs(1_700_000_000);
+        let key = CounterKey::new(RuleId::named("default"), b"client");
+        for algorithm in Algorithm::ALL {
+            let [own, other] = [60, 3_600]
+                .map(|seconds| Limit::new(*algorithm, Spec::new(10, TimeSpan::from_secs(seconds))).unwrap());
+            let rejection = |limit: &Limit| {
+                let mut state = CounterState::default();
+                limit.charge(&mut state, at, Cost::new(10));
+                limit.evaluate(&state, at, Cost::ONE)
+            };
+            let check = Check::new(key, &own);
+            assert!(!is_overridden(&check, &rejection(&own), at), "{algorithm}");
+            assert!(is_overridden(&check, &rejection(&other), at), "{algorithm}");
+            assert!(is_overridden(&check, &Outcome { limit: 11, ..rejection(&own) }, at), "{algorithm}");
+        }
     }
 }

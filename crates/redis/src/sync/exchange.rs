@@ -121,7 +121,8 @@ impl SyncNode {
         open
     }
 
-    /// Sends `open` in calls of limited size. An exchange that fails stays open, and is sent again next time.
+    /// Sends `open` in calls of limited size. An exchange that fails stays open, and is sent again next time. Returns the first
+    /// error.
     async fn exchange_all(
         &self,
         open: Vec<OpenExchange>,
@@ -131,20 +132,30 @@ impl SyncNode {
         if open.is_empty() {
             return self.exchange_group(&[], local, now).await;
         }
+        let mut exchanged = Ok(());
         for chunk in open.chunks(MAX_COUNTERS_PER_CALL) {
-            if self.link.has_slots() {
-                let mut slots = BTreeMap::<u16, Vec<&OpenExchange>>::new();
-                for open in chunk {
-                    slots.entry(open.exchange.key.slot()).or_default().push(open);
-                }
-                let groups = slots.values().map(|group| self.exchange_group(group, local, now));
-                join_all(groups).await.into_iter().collect::<Result<(), _>>()?;
-            } else {
-                let group: Vec<&OpenExchange> = chunk.iter().collect();
-                self.exchange_group(&group, local, now).await?;
-            }
+            // A call that fails says nothing about the counters of the others.
+            exchanged = exchanged.and(self.exchange_chunk(chunk, local, now).await);
         }
-        Ok(())
+        exchanged
+    }
+
+    async fn exchange_chunk(
+        &self,
+        chunk: &[OpenExchange],
+        local: Timestamp,
+        now: Timestamp,
+    ) -> Result<(), StoreError> {
+        if !self.link.has_slots() {
+            let group: Vec<&OpenExchange> = chunk.iter().collect();
+            return self.exchange_group(&group, local, now).await;
+        }
+        let mut slots = BTreeMap::<u16, Vec<&OpenExchange>>::new();
+        for open in chunk {
+            slots.entry(open.exchange.key.slot()).or_default().push(open);
+        }
+        let groups = slots.values().map(|group| self.exchange_group(group, local, now));
+        join_all(groups).await.into_iter().collect()
     }
 
     async fn exchange_group(

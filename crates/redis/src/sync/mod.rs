@@ -253,7 +253,7 @@ impl SyncNode {
         for (position, check) in checks.iter().enumerate() {
             let Some(counter) = table.get(position, check.key) else { continue };
             if counter.is_newer() {
-                return Err(StoreError::Protocol { reason: "newer format of a counter".to_owned() });
+                return Err(newer_format());
             }
             if counter.waiting_since().is_some_and(|since| local.since(since) > self.max_age) {
                 return Err(unavailable(SyncUnavailable::Overdue));
@@ -261,6 +261,10 @@ impl SyncNode {
         }
         Ok(())
     }
+}
+
+fn newer_format() -> StoreError {
+    StoreError::Protocol { reason: "newer format of a counter".to_owned() }
 }
 
 fn unavailable(reason: SyncUnavailable) -> StoreError {
@@ -312,9 +316,11 @@ impl Store for SyncStore {
     async fn reset(&self, key: CounterKey<'_>) -> Result<(), StoreError> {
         let name = self.node.link.names().sync(key);
         let now = self.node.clock.newest();
-        if let OperationReply::Done(epoch) = self.node.link.call(Operation::ResetCopies(name), now).await? {
-            self.node.table.change(key, |counter| counter.reset(epoch));
-        }
+        let OperationReply::Done(epoch) = self.node.link.call(Operation::ResetCopies(name), now).await?
+        else {
+            return Err(newer_format());
+        };
+        self.node.table.change(key, |counter| counter.reset(epoch));
         Ok(())
     }
 

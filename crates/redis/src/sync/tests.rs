@@ -202,21 +202,54 @@ async fn copy_with_an_unconfirmed_exchange_is_used_until_it_is_overdue_and_then_
 }
 
 #[tokio::test]
-async fn counter_of_a_newer_format_is_left_alone() {
+async fn counter_of_a_newer_format_or_a_malformed_one_is_left_alone() {
     let server = RedisServer::start();
     let link = link(&server);
-    let (store, limit) = (store(&link), limit(Algorithm::FixedWindow, 100));
+    let limit = limit(Algorithm::FixedWindow, 100);
     let key = CounterKey::new(RULE, b"client");
     let name = link.names().sync(key);
-    let set = redis::cmd("SET").arg(name.as_bytes()).arg(&b"\x02newer"[..]).arg("EX").arg(60).to_owned();
-    link.command(name.slot(), &set).await.unwrap();
-    let check = Check::new(key, &limit);
-    let error = store.decide(&[check], START).await.unwrap_err();
-    assert!(matches!(error, StoreError::Protocol { .. }), "{error:?}");
-    assert!(store.reset(key).await.is_err());
-    let get = redis::cmd("GET").arg(name.as_bytes()).to_owned();
-    let value = link.command(name.slot(), &get).await.unwrap();
-    assert_eq!(value, redis::Value::BulkString(b"\x02newer".to_vec()));
+    for entry in [&b"\x02newer"[..], b"\x01malformed", b"\x01", b""] {
+        let store = store(&link);
+        let set = redis::cmd("SET").arg(name.as_bytes()).arg(entry).arg("EX").arg(60).to_owned();
+        link.command(name.slot(), &set).await.unwrap();
+        let checks = [Check::new(key, &limit), Check::new(CounterKey::new(RULE, b"other"), &limit)];
+        let error = store.decide(&checks, START).await.unwrap_err();
+        assert!(matches!(error, StoreError::Protocol { .. }), "{error:?}");
+        assert!(store.decide(&checks[1..], START).await.unwrap().passes());
+        store.exchange(START).await.unwrap();
+        assert!(store.reset(key).await.is_err());
+        let get = redis::cmd("GET").arg(name.as_bytes()).to_owned();
+        let value = link.command(name.slot(), &get).await.unwrap();
+        assert_eq!(value, redis::Value::BulkString(entry.to_vec()));
+    }
+}
+
+#[tokio::test]
+async fn counter_that_thousands_of_nodes_have_used_is_exchanged() {
+    let server = RedisServer::start();
+    let link = link(&server);
+    let limit = limit(Algorithm::FixedWindow, 100);
+    let check = Check::new(CounterKey::new(RULE, b"client"), &limit);
+    let [one, other] = [store(&link), store(&link)];
+    assert!(one.decide(&[check], START).await.unwrap().passes());
+    one.exchange(START).await.unwrap();
+    // The identifiers, numbers and times of other nodes, as MessagePack.
+    let mut nodes = Vec::new();
+    for node in 0..4_000_u32 {
+        let at = f64::from(u32::try_from(START.as_micros() / 1_000_000).unwrap()) * 1e6;
+        for number in [f64::from(node) + 0.5, 1.0, at] {
+            nodes.push(0xcb);
+            nodes.extend(number.to_be_bytes());
+        }
+    }
+    let name = link.names().sync(check.key);
+    let append = redis::cmd("APPEND").arg(name.as_bytes()).arg(nodes).to_owned();
+    link.command(name.slot(), &append).await.unwrap();
+    for store in [&other, &one] {
+        assert!(store.decide(&[check], START).await.unwrap().passes());
+        store.exchange(START).await.unwrap();
+    }
+    assert_eq!(one.peek(&[check], START).await.unwrap().outcomes[0].remaining, 97);
 }
 
 #[tokio::test]

@@ -221,6 +221,30 @@ async fn entry_of_a_newer_format_is_an_error_and_stays_as_it_is() {
 }
 
 #[tokio::test]
+async fn malformed_entry_fails_only_its_own_decisions() {
+    let server = RedisServer::start();
+    let store = connect(&server, TimeSource::Server).await;
+    let mut raw = raw(&server).await;
+    for algorithm in Algorithm::ALL {
+        let limit = Limit::new(*algorithm, Spec::new(5, TimeSpan::from_secs(3_600))).unwrap();
+        let keys = [b"first", b"other"].map(|client| CounterKey::new(RULE, client));
+        let [first, other] = keys.map(|key| [Check::new(key, &limit)]);
+        store.decide(&first, Timestamp::ZERO).await.unwrap();
+        let written: Vec<Vec<u8>> = raw.keys("*}????????").await.unwrap();
+        let entry: Vec<u8> = raw.get(&written[0]).await.unwrap();
+        for malformed in [&entry[..entry.len() - 1], &entry[..1], b"\x10malformed", b"\x1f"] {
+            let _: () = raw.set_ex(&written[0], malformed, 1_000).await.unwrap();
+            let (failed, decided) =
+                tokio::join!(store.decide(&first, Timestamp::ZERO), store.decide(&other, Timestamp::ZERO));
+            assert!(matches!(failed, Err(StoreError::Protocol { .. })), "{algorithm}: {failed:?}");
+            assert!(decided.is_ok(), "{algorithm}: {decided:?}");
+            assert_eq!(raw.get::<_, Vec<u8>>(&written[0]).await.unwrap(), malformed);
+        }
+        redis::cmd("FLUSHALL").query_async::<()>(&mut raw).await.unwrap();
+    }
+}
+
+#[tokio::test]
 async fn sliding_log_of_many_admissions_stays_short() {
     let server = RedisServer::start();
     let store = connect(&server, TimeSource::Caller).await;

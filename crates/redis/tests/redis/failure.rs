@@ -200,6 +200,22 @@ async fn make_newer(server: &RedisServer) {
 }
 
 #[tokio::test]
+async fn error_reply_does_not_lift_a_limit_that_an_outage_lifts() {
+    let server = RedisServer::start();
+    let store = open(&server.url(), &[("allow", Coordination::Central, StoreFailureMode::Allow)]);
+    let limit = limit(Algorithm::TokenBucket, 10);
+    let checks = [check("allow", b"client", &limit)];
+    assert!(store.decide(&checks, NOW).await.unwrap().passes());
+    make_newer(&server).await;
+    let mut admitted = 0;
+    for _ in 0..20 {
+        admitted += u32::from(store.decide(&checks, NOW).await.unwrap().passes());
+    }
+    let decisions = store.report().fallback_decisions;
+    assert_eq!((admitted, decisions.local, decisions.allow), (5, 20, 0), "the share of the node");
+}
+
+#[tokio::test]
 async fn failed_request_of_a_batch_leaves_the_others_to_redis() {
     let server = RedisServer::start();
     let deny = ("deny", Coordination::Central, StoreFailureMode::Deny);

@@ -33,9 +33,13 @@ struct Server {
 
 impl Server {
     fn start() -> Self {
-        let mut server = Self { address: free_address(), folder: Folder::new(), process: None };
+        let mut server = Self::stopped();
         server.restart();
         server
+    }
+
+    fn stopped() -> Self {
+        Self { address: free_address(), folder: Folder::new(), process: None }
     }
 
     fn restart(&mut self) {
@@ -198,6 +202,72 @@ async fn reset_refund_and_override_on_one_node_free_the_client_on_the_other() {
 }
 
 #[tokio::test]
+async fn client_with_a_long_identifier_has_one_counter_for_all_operations() {
+    let server = Server::start();
+    let stores = [open(server.config()), open(server.config())];
+    let (leased, synced) = (RuleId::named("leased"), RuleId::named("synced"));
+    for store in &stores {
+        store.apply_settings(&[
+            settings(STATIC, Coordination::Static, StoreFailureMode::Local),
+            settings(leased, Coordination::Lease, StoreFailureMode::Local),
+            settings(synced, Coordination::Sync, StoreFailureMode::Local),
+        ]);
+    }
+    let (limit, client) = (bucket(4), vec![b'k'; 64 << 10]);
+    for rule in [CENTRAL, STATIC, leased, synced] {
+        let check = Check::new(CounterKey::new(rule, &client), &limit);
+        let other = Check::new(CounterKey::new(rule, &client[1..]), &limit);
+        let [store, _] = &stores;
+        let decision = store.decide(&[check], Timestamp::ZERO).await.unwrap();
+        assert!(decision.passes(), "{rule:?}");
+        store.decide_at_once(&check, Timestamp::ZERO);
+        let mut decisions = Vec::new();
+        let checks = [check];
+        store.decide_batch(&[&checks, &checks], Timestamp::ZERO, &mut decisions).await.unwrap();
+        let left = remaining(store, check).await;
+        assert!(left <= 1, "{rule:?} has {left} left");
+        store.refund(&decisions[1].refunds(&checks), Timestamp::ZERO).await.unwrap();
+        assert_eq!(remaining(store, check).await, left + 1, "{rule:?}");
+        store.reset(check.key).await.unwrap();
+        assert!(remaining(store, other).await == 4 && admits(store, other).await, "{rule:?}");
+    }
+    let check = Check::new(CounterKey::new(CENTRAL, &client), &limit);
+    assert!(admits(&stores[1], check).await);
+    assert_eq!(remaining(&stores[0], check).await, 3, "both nodes use one counter");
+}
+
+#[tokio::test]
+async fn leased_counter_that_was_changed_without_a_message_is_asked_again() {
+    let server = Server::start();
+    let store = open(server.config());
+    let leased = RuleId::named("leased");
+    store.apply_settings(&[settings(leased, Coordination::Lease, StoreFailureMode::Local)]);
+    let limit = Limit::new(Algorithm::FixedWindow, Spec::new(2, TimeSpan::from_secs(86_400))).unwrap();
+    // Rejections are cached once the subscription has begun.
+    exhaust(&store, check(CENTRAL, &bucket(1))).await;
+    let check = check(leased, &limit);
+    let mut raw = server.raw().await;
+    for cause in ["a message that names no counter", "a lost subscription"] {
+        while admits(&store, check).await {}
+        let keys: Vec<Vec<u8>> = raw.keys("*L").await.unwrap();
+        raw.del::<_, ()>(&keys).await.unwrap();
+        assert!(!admits(&store, check).await, "the node repeats the rejection");
+        let mut command = redis::cmd(if cause.starts_with("a message") { "PUBLISH" } else { "CLIENT" });
+        match cause {
+            "a lost subscription" => command.arg("KILL").arg("TYPE").arg("pubsub"),
+            _ => command.arg("tg:invalidate").arg(b"\xff"),
+        };
+        let freed = async {
+            assert_eq!(command.query_async::<u64>(&mut raw).await.unwrap(), 1, "one subscription");
+            while !admits(&store, check).await {
+                tokio::task::yield_now().await;
+            }
+        };
+        within(cause, freed).await;
+    }
+}
+
+#[tokio::test]
 async fn live_nodes_are_counted() {
     let server = Server::start();
     let stores = [open(server.config()), open(server.config()), open(server.config())];
@@ -344,6 +414,32 @@ async fn spending_while_redis_was_away_is_charged_when_it_returns() {
     assert!(!report.fallback_time.is_zero());
     assert_eq!(remaining(&store, check(CENTRAL, &limit)).await, 6, "the server lost the first three units");
     server.assert_all_keys_expire().await;
+}
+
+#[tokio::test]
+async fn spending_without_redis_is_charged_to_every_coordination_when_it_starts() {
+    let mut server = Server::stopped();
+    // The first exchange of counts after the start is late.
+    let store = open(RedisConfig { sync_interval: Duration::from_secs(1), ..server.config() });
+    let (leased, synced) = (RuleId::named("leased"), RuleId::named("synced"));
+    store.apply_settings(&[
+        settings(leased, Coordination::Lease, StoreFailureMode::Local),
+        settings(synced, Coordination::Sync, StoreFailureMode::Local),
+    ]);
+    let limit = bucket(10);
+    let now = tidegate_store::Clock::now(&SystemClock::new());
+    for rule in [CENTRAL, leased, synced] {
+        for _ in 0..4 {
+            assert!(store.decide(&[check(rule, &limit)], now).await.unwrap().passes());
+        }
+    }
+    server.restart();
+    eventually("normal operation", || !store.report().is_in_fallback).await;
+    let report = store.report();
+    assert_eq!((report.fallback_units_charged, report.fallback_units_uncharged), (12, 0));
+    for rule in [CENTRAL, leased, synced] {
+        assert_eq!(remaining(&store, check(rule, &limit)).await, 6, "{rule:?}");
+    }
 }
 
 #[tokio::test]

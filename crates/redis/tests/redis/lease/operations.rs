@@ -265,7 +265,59 @@ async fn entry_of_a_newer_format_is_left_alone() {
     let fresh = nodes(&server, 1);
     let error = fresh[0].decide(&[check], START).await.unwrap_err();
     assert!(matches!(error, StoreError::Protocol { .. }), "{error:?}");
+    let error = fresh[0].peek(&[check], START).await.unwrap_err();
+    assert!(matches!(error, StoreError::Protocol { .. }), "{error:?}");
+    let error = fresh[0].reset(check.key).await.unwrap_err();
+    assert!(matches!(error, StoreError::Protocol { .. }), "{error:?}");
+    let replacement = Override { limit, until: START + MINUTE };
+    let error = fresh[0].override_limit(check.key, Some(replacement), START).await.unwrap_err();
+    assert!(matches!(error, StoreError::Protocol { .. }), "{error:?}");
     assert_eq!(raw.get::<_, Vec<u8>>(&keys[0]).await.unwrap(), b"\xffnewer");
+}
+
+/// The places of the numbers of a state and of its times in an entry with one counter.
+const STATE: [usize; 5] = [37, 45, 53, 61, 69];
+/// The places of the first record's time, granted units and spent units.
+const RECORD: [usize; 3] = [101, 109, 117];
+
+#[tokio::test]
+async fn malformed_entry_is_an_error_for_its_counter_only_and_a_reset_removes_it() {
+    let server = RedisServer::start();
+    let mut raw = raw(&server).await;
+    for algorithm in LEASED {
+        let limit = limit(algorithm, 10, MINUTE);
+        let check = Check::new(CounterKey::new(RULE, b"a"), &limit);
+        let other = Check::new(CounterKey::new(RULE, b"b"), &limit);
+        nodes(&server, 2)[0].decide(&[check], START).await.unwrap();
+        let keys: Vec<String> = raw.keys("*").await.unwrap();
+        let written: Vec<u8> = raw.get(&keys[0]).await.unwrap();
+        assert_eq!(written.len(), 134, "one counter and one record");
+        let mut malformed: Vec<Vec<u8>> = vec![vec![], vec![1], vec![0, 1, 0, 0], written[..133].to_vec()];
+        for place in STATE.into_iter().chain(RECORD) {
+            for number in [f64::NAN, f64::INFINITY, f64::NEG_INFINITY, -1e9] {
+                let mut entry = written.clone();
+                entry[place..place + 8].copy_from_slice(&number.to_le_bytes());
+                malformed.push(entry);
+            }
+        }
+        // More units are spent than granted.
+        let mut entry = written.clone();
+        entry[RECORD[2]..RECORD[2] + 8].copy_from_slice(&1e9_f64.to_le_bytes());
+        malformed.push(entry);
+        for entry in &malformed {
+            raw.set::<_, _, ()>(&keys[0], entry).await.unwrap();
+            let fresh = &nodes(&server, 2)[0];
+            let (first, second) = ([check], [other]);
+            let (failed, decided) = tokio::join!(fresh.decide(&first, START), fresh.decide(&second, START));
+            assert!(matches!(failed, Err(StoreError::Protocol { .. })), "{algorithm}: {failed:?} {entry:?}");
+            assert!(decided.is_ok(), "{algorithm}: {decided:?}");
+            assert_eq!(raw.get::<_, Vec<u8>>(&keys[0]).await.unwrap(), *entry);
+        }
+        let fresh = &nodes(&server, 1)[0];
+        fresh.reset(check.key).await.unwrap();
+        assert!(fresh.decide(&[check], START).await.unwrap().passes());
+        redis::cmd("FLUSHALL").query_async::<()>(&mut raw).await.unwrap();
+    }
 }
 
 #[tokio::test]
