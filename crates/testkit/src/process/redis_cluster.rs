@@ -110,10 +110,18 @@ fn contains(range: &str, slot: u16) -> bool {
 
 /// A node and the port of its bus.
 fn start_node() -> (RedisServer, u16) {
+    // Another process may take one of the two ports meanwhile: look for both again.
+    (0..20)
+        .find_map(|_| try_start_node())
+        .expect("a node of the cluster found two free ports in twenty tries")
+}
+
+fn try_start_node() -> Option<(RedisServer, u16)> {
     let bus = free_address().port();
     let arguments =
         ["--cluster-enabled", "yes", "--cluster-node-timeout", "500", "--repl-diskless-sync-delay", "0"];
     let mut arguments: Vec<_> = arguments.map(str::to_owned).to_vec();
     arguments.extend(["--cluster-port".to_owned(), bus.to_string()]);
-    (RedisServer::with(&RedisOptions { arguments, ..RedisOptions::default() }), bus)
+    let node = RedisServer::try_with(&RedisOptions { arguments, ..RedisOptions::default() })?;
+    Some((node, bus))
 }

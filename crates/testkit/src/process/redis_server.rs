@@ -40,17 +40,17 @@ impl RedisServer {
     /// The same with options.
     pub fn with(options: &RedisOptions) -> Self {
         // Another process may take the port between our look and Redis' bind: look again.
-        let start = |_| {
-            let mut server = Self {
-                address: free_address(),
-                options: options.clone(),
-                folder: Folder::new(),
-                process: None,
-            };
-            server.process = server.try_start();
-            server.process.is_some().then_some(server)
-        };
-        (0..20).find_map(start).expect("redis-server found no free port in twenty tries")
+        (0..20)
+            .find_map(|_| Self::try_with(options))
+            .expect("redis-server found no free port in twenty tries")
+    }
+
+    /// The same with a port that may be taken meanwhile; then there is no server.
+    pub(super) fn try_with(options: &RedisOptions) -> Option<Self> {
+        let (address, folder) = (free_address(), Folder::new());
+        let mut server = Self { address, options: options.clone(), folder, process: None };
+        server.process = Some(server.try_start()?);
+        Some(server)
     }
 
     fn try_start(&self) -> Option<Process> {
