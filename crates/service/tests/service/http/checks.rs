@@ -255,6 +255,9 @@ fn batch_has_a_maximum() {
     assert!(results["results"].as_array().expect("results").iter().all(|result| result["admitted"] == true));
     let problem = service.post_json("/v1/check", &batch(1_001), 400);
     assert!(problem["detail"].to_string().contains("1000"), "{problem}");
+    // What follows is not parsed.
+    let problem = service.post_json("/v1/check", &batch(1_001).replace("]}", ",]"), 400);
+    assert!(problem["detail"].to_string().contains("1000"), "{problem}");
     let problem = service.post_json("/v1/check", r#"{"checks":[],"rule":"default"}"#, 400);
     assert!(problem["detail"].to_string().contains("checks"), "{problem}");
 }
