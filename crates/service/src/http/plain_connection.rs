@@ -154,7 +154,7 @@ where
             };
             (self.idle_ticks, self.has_answered) = (0, true);
             let closes = self.events.is_stopped();
-            worker.http.with_date(worker.now(), |date| response.write(date, closes, output));
+            worker.http.with_date(&**worker.limiter.clock(), |date| response.write(date, closes, output));
             input = input.get(length..)?;
             if closes || output.len() > MAX_OUTPUT {
                 self.send(output).await?;
