@@ -11,6 +11,9 @@ use crate::report::RulingReport;
 impl<S: Store> SharedStore<S> {
     /// Refunds units of one charge. Returns false if its counter is a leaky bucket that gave nothing back. All other
     /// algorithms give back what they still contain, and are not asked.
+    ///
+    /// The answer is a best effort: the counter is read before and after the refund, so a decision or a refund of another
+    /// request between the two can hide what happened, or look like it.
     pub(crate) async fn refund_charge(
         &self,
         refunds: &[Refund<'_>],
@@ -23,7 +26,6 @@ impl<S: Store> SharedStore<S> {
         let peek = [Check::new(*key, limit).cost(Cost::ZERO)];
         let before = empty_at(&self.store.peek(&peek, now).await?);
         self.store.refund(refunds, now).await?;
-        // Other requests can only move it further away.
         Ok(empty_at(&self.store.peek(&peek, now).await?) < before)
     }
 }
@@ -70,6 +72,14 @@ impl<S: Store + 'static> RefundGuard<S> {
         let checks: Vec<_> = report.rules.checks().collect();
         let charged = report.decision.iter().flat_map(|decision| decision.refunds(&checks));
         Self { shared: Arc::clone(shared), charges: charged.map(|refund| pending(&refund)).collect() }
+    }
+
+    /// Adds the charges of a later decision. They are refunded first: a leaky bucket gives back only its last departure.
+    pub fn join(&mut self, later: Self) {
+        let mut later = later;
+        let earlier = std::mem::take(&mut self.charges);
+        self.charges.append(&mut later.charges);
+        self.charges.extend(earlier);
     }
 
     /// Keeps the charge: the request is served.

@@ -43,7 +43,8 @@ pub(crate) fn identity_count(policy: &ActivePolicy, rule: &str) -> usize {
 }
 
 /// The client with these identities, as `rule` counts it. A rule that counts all clients together needs none; what is stated
-/// nevertheless is used for bans and exemptions, and ignored if it names no client.
+/// nevertheless is used for bans and exemptions. Such a rule ignores an identity that names no client, and only that one: a
+/// client that chooses an invalid value must not escape a ban of another identity.
 pub(crate) fn rule_client(
     policy: &ActivePolicy,
     rule: &str,
@@ -53,19 +54,23 @@ pub(crate) fn rule_client(
     if stated.iter().map(|(_, value)| value.len()).sum::<usize>() > MAX_CLIENT {
         return Err(RuleClientError::TooLong);
     }
-    let named = stated.iter().map(|&(kind, value)| Ok((ClientKind::parse(kind)?, value)));
-    let named = named.collect::<Result<NamedIdentities<'_>, ClientNameError>>();
-    let name = named.map_err(RuleClientError::Name).and_then(|named| {
-        let named = in_order(scope, named)?;
-        Ok(ClientName::of_identities(named)?)
-    });
-    let name = match name {
-        Err(_) if *scope == CounterScope::Everybody => return Ok(RuleClient::default()),
+    let name = match client_name(scope, stated) {
+        Err(_) if *scope == CounterScope::Everybody => {
+            let is_valid = |identity: &StatedIdentity<'_>| client_name(scope, &[*identity]).is_ok();
+            let valid = stated.iter().copied().filter(is_valid);
+            client_name(scope, &valid.collect::<SmallVec<[_; 2]>>())?
+        }
         name => name?,
     };
     // Only a name with a hash has no key; such a name cannot be made here.
     let client = RuleClient::new(&name, &policy.matcher.plan().identities);
     client.ok_or(RuleClientError::Name(ClientNameError::NoKind))
+}
+
+fn client_name(scope: &CounterScope, stated: &[StatedIdentity<'_>]) -> Result<ClientName, RuleClientError> {
+    let named = stated.iter().map(|&(kind, value)| Ok((ClientKind::parse(kind)?, value)));
+    let named = named.collect::<Result<NamedIdentities<'_>, ClientNameError>>()?;
+    Ok(ClientName::of_identities(in_order(scope, named)?)?)
 }
 
 /// The identities in the order in which the rule counts them. All of them must be named, once, and no others: a counter of

@@ -18,6 +18,11 @@ pub trait Clock: fmt::Debug + Send + Sync {
         let at = self.now();
         ClockReading { at, nanos: at.as_micros().saturating_mul(1_000) }
     }
+
+    /// The wall time, which may be stepped: for what other programs compare with their own clocks, never for a decision.
+    fn wall_time(&self) -> Timestamp {
+        self.now()
+    }
 }
 
 /// One reading of a clock.
@@ -64,14 +69,12 @@ impl SystemClock {
     #[expect(clippy::disallowed_methods, reason = "this is the clock")]
     pub fn new() -> Self {
         let counter = quanta::Clock::new();
-        let since_epoch = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let nanos = u128::from(counter.delta_as_nanos(0, CALIBRATION_COUNTS));
         let micros_per_count =
             u64::try_from((nanos << 64) / (1_000 * u128::from(CALIBRATION_COUNTS))).unwrap_or(u64::MAX);
         let nanos_per_count =
             u64::try_from((nanos << 32) / u128::from(CALIBRATION_COUNTS)).unwrap_or(u64::MAX);
-        let wall = (Timestamp::ZERO + TimeSpan::from(since_epoch)).as_micros();
-        let at_zero = wall.wrapping_sub(micros(counter.raw(), micros_per_count));
+        let at_zero = wall_time().as_micros().wrapping_sub(micros(counter.raw(), micros_per_count));
         Self { counter, micros_per_count, nanos_per_count, at_zero }
     }
 }
@@ -97,6 +100,15 @@ impl Clock for SystemClock {
         let at = Timestamp::from_micros(self.at_zero.wrapping_add(micros));
         ClockReading { at, nanos: u64::try_from(nanos).unwrap_or(u64::MAX) }
     }
+
+    fn wall_time(&self) -> Timestamp {
+        wall_time()
+    }
+}
+
+#[expect(clippy::disallowed_methods, reason = "this is the clock")]
+fn wall_time() -> Timestamp {
+    Timestamp::ZERO + TimeSpan::from(SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default())
 }
 
 /// One multiplication and no division, because every decision computes this.

@@ -288,8 +288,18 @@ fn error_body(fields: &Fields<'_, '_>, report: &mut ProblemReport<'_>) -> Option
 }
 
 fn headers(fields: &Fields<'_, '_>, report: &mut ProblemReport<'_>) -> Vec<HeaderStyle> {
-    match fields.get("headers") {
-        Some(node) => scalar::choices(node, "header style", HEADER_STYLES, &HeaderStyle::ALL, report),
-        None => vec![HeaderStyle::XRateLimit, HeaderStyle::RateLimit],
+    let Some(node) = fields.get("headers") else {
+        return vec![HeaderStyle::XRateLimit, HeaderStyle::RateLimit];
+    };
+    let styles = scalar::choices(node, "header style", HEADER_STYLES, &HeaderStyle::ALL, report);
+    if [HeaderStyle::RateLimitEpoch, HeaderStyle::RateLimitDelta].iter().all(|style| styles.contains(style)) {
+        let finding =
+            Finding::error(node, "`ratelimit_epoch` and `ratelimit_delta` use the same header names");
+        report.push(
+            finding
+                .expected("at most one of the two")
+                .hint("remove one of them, or use `x_ratelimit` for the reset in Unix seconds"),
+        );
     }
+    styles
 }

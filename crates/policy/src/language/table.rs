@@ -72,7 +72,7 @@ pub(crate) static POLICY: Mapping = Mapping {
         PolicyKey::new(
             "headers",
             OneOrMany(&Choice(HEADER_STYLES)),
-            "Which headers report limits to clients: `x_ratelimit` and `ratelimit_epoch` (reset in Unix seconds) and `ratelimit_delta` (reset in seconds from now) report the tightest limit, `ratelimit` every limit as structured fields. docs/gateway.md has the numbers.",
+            "Which headers report limits to clients: `x_ratelimit` and `ratelimit_epoch` (reset in Unix seconds) and `ratelimit_delta` (reset in seconds from now) report the tightest limit, `ratelimit` every limit as structured fields. `ratelimit_epoch` and `ratelimit_delta` use the same names, so they exclude each other. docs/gateway.md has the numbers.",
             "[x_ratelimit, ratelimit]",
         )
         .default("[x_ratelimit, ratelimit]"),

@@ -39,9 +39,10 @@ pub(super) async fn decide<S: Store + 'static>(
     drop_replaced(&mut found);
     share_carried(&mut found, &keys);
     let checks: SmallVec<[Check<'_>; 4]> = found.iter().filter_map(|found| found.check(&keys)).collect();
+    let is_blocked = found.iter().any(FoundDescriptor::is_blocked);
     let decision = if checks.is_empty() {
         Ok(Decision::of_none(now))
-    } else if found.iter().any(FoundDescriptor::is_blocked) {
+    } else if is_blocked {
         // The call is rejected in any case, so nothing may be charged.
         worker.limiter.store().peek(&checks, now).await
     } else {
@@ -49,8 +50,8 @@ pub(super) async fn decide<S: Store + 'static>(
     };
     let decision = match decision {
         Ok(decision) => Some(decision),
-        // Without a counter that can reject the call, the store does not matter.
-        Err(_) if !found.iter().any(FoundDescriptor::can_reject) => None,
+        // If no counter decides about the call, the store does not matter.
+        Err(_) if is_blocked || !found.iter().any(FoundDescriptor::can_reject) => None,
         Err(_) => {
             record.finish_decision(DecisionKind::StoreFailed);
             return Err(GrpcError::new(GrpcCode::Unavailable, "the store of the counters is unavailable"));

@@ -40,7 +40,7 @@ pub(super) async fn decide<S: Store + 'static>(
     let count = request.descriptors.len();
     let mut scratches: Vec<Scratch> = request.descriptors.iter().map(|_| Scratch::default()).collect();
     let mut response = ResponseBuilder::new(now, count);
-    let mut decided = PolicyDecision { kind: DecisionKind::Exempt, charges: Vec::new() };
+    let mut decided = PolicyDecision { kind: DecisionKind::Exempt, charges: None };
     for (position, (descriptor, scratch)) in request.descriptors.iter().zip(&mut scratches).enumerate() {
         if matches!(decided.kind, DecisionKind::Rejected | DecisionKind::Banned) {
             response.add(DescriptorStatus::default(), None, false);
@@ -57,8 +57,10 @@ pub(super) async fn decide<S: Store + 'static>(
     }
     let PolicyDecision { kind, charges } = decided;
     record.finish_decision(kind);
-    if !matches!(kind, DecisionKind::Rejected | DecisionKind::Banned) {
-        charges.into_iter().for_each(RefundGuard::keep);
+    if let Some(charges) = charges
+        && !matches!(kind, DecisionKind::Rejected | DecisionKind::Banned)
+    {
+        charges.keep();
     }
     Ok(response.finish(worker, record))
 }
@@ -143,7 +145,8 @@ impl<'d> NamedRule<'d> {
 /// The decisions so far.
 struct PolicyDecision<S: Store + 'static> {
     kind: DecisionKind,
-    charges: Vec<RefundGuard<S>>,
+    /// What was charged, refunded as a whole on drop.
+    charges: Option<RefundGuard<S>>,
 }
 
 impl<S: Store + 'static> PolicyDecision<S> {
@@ -167,7 +170,11 @@ impl<S: Store + 'static> PolicyDecision<S> {
                 report_to_record(&report);
                 response.set_time(report.at());
                 self.kind = DecisionKind::Admitted;
-                self.charges.push(worker.limiter.refund_guard(&report));
+                let charge = worker.limiter.refund_guard(&report);
+                match &mut self.charges {
+                    Some(charges) => charges.join(charge),
+                    None => self.charges = Some(charge),
+                }
                 add_limits(response, &report.limits(), false);
             }
             Ruling::Rejected(RejectedRuling { report, rule, retry_after, .. }) => {

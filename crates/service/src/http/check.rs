@@ -19,8 +19,6 @@ use super::response::HttpResponse;
 use super::state::HttpState;
 use crate::worker::ServedPolicy;
 
-/// The most checks of a batch.
-const MAX_BATCH: usize = 1_000;
 /// Other requests of the worker are served after this many checks of a batch.
 const CHECKS_PER_TURN: usize = 32;
 /// The largest cost: JSON numbers are exact up to it.
@@ -99,10 +97,7 @@ pub(super) async fn check<S: Store + 'static>(
     if rule.is_some() || client.is_some() || cost.is_some() || request.is_some() {
         return Err(invalid("with `checks`, every other field belongs into one of them"));
     }
-    if checks.len() > MAX_BATCH {
-        return Err(invalid(format!("more than {MAX_BATCH} checks; send several requests")));
-    }
-    check_batch(call, checks).await
+    check_batch(call, checks.0).await
 }
 
 /// `POST /v1/peek`.

@@ -12,6 +12,7 @@ use tidegate_telemetry::{Protocol, RequestRecord, RequestSummary};
 use super::at_once;
 use super::authorize::{self, authorize};
 use super::error::HttpError;
+use super::local_host::is_local;
 use super::request::{EndpointBody, EndpointRequest, RequestHeaders};
 use super::response::{HttpAnswer, HttpResponse};
 use super::{charges, check, original};
@@ -175,7 +176,10 @@ pub(super) fn check_head<S: Store + 'static>(
         ServiceEndpoint::OpenApi | ServiceEndpoint::Health => Ok(()),
         ServiceEndpoint::Authorize if authorize::is_trusted(call, peer) => Ok(()),
         ServiceEndpoint::Authorize => Err(HttpError::UntrustedPeer),
-        _ => check_content_type(&request.headers),
+        _ => {
+            check_host(call, (request, peer))?;
+            check_content_type(&request.headers)
+        }
     }
 }
 
@@ -198,6 +202,25 @@ fn check_token<S: Store + 'static>(
     };
     let is_authorized = auth::is_authorized(service, Protocol::Http, given);
     if is_authorized { Ok(()) } else { Err(HttpError::Token { header }) }
+}
+
+/// Checks the host of a request that needs neither a token nor TLS because it comes from this machine: a browser here may have
+/// sent it for a page of that host (see `local_host`). Requests to `authorize` may have the host of the original request.
+fn check_host<S: Store + 'static>(
+    call: &EndpointCall<'_, S>,
+    (request, peer): (&EndpointRequest<'_>, IpAddr),
+) -> Result<(), HttpError> {
+    let plan = || call.policy.active.matcher.plan().service.http.as_ref();
+    if !peer.is_loopback()
+        || auth::needs_token(&call.policy.tokens, Protocol::Http)
+        || plan().is_some_and(|listener| listener.tls.is_some())
+    {
+        return Ok(());
+    }
+    // A request without a host is not from a browser.
+    let authority = request.authority.map(str::as_bytes);
+    let is_local = request.headers.values("host").chain(authority).all(is_local);
+    if is_local { Ok(()) } else { Err(HttpError::ForeignHost) }
 }
 
 /// A web page can send a body without asking this server first only if it is not declared as JSON. So JSON must be declared:

@@ -25,6 +25,8 @@ pub(super) enum HttpError {
     Token { header: &'static str },
     /// The peer may not describe the requests of others.
     UntrustedPeer,
+    /// The host is a name that a web site may have given to this machine.
+    ForeignHost,
     /// The body is not JSON.
     MediaType,
     /// The body is longer than `max` bytes.
@@ -71,7 +73,7 @@ impl HttpError {
             }
             Self::Method { .. } => StatusCode::METHOD_NOT_ALLOWED,
             Self::Token { .. } => StatusCode::UNAUTHORIZED,
-            Self::UntrustedPeer | Self::Banned => StatusCode::FORBIDDEN,
+            Self::UntrustedPeer | Self::ForeignHost | Self::Banned => StatusCode::FORBIDDEN,
             Self::MediaType => StatusCode::UNSUPPORTED_MEDIA_TYPE,
             Self::TooLarge { .. } => StatusCode::PAYLOAD_TOO_LARGE,
             Self::SlowBody => StatusCode::REQUEST_TIMEOUT,
@@ -96,6 +98,7 @@ impl HttpError {
             Self::Method { .. } => "method_not_allowed",
             Self::Token { .. } => "unauthorized",
             Self::UntrustedPeer => "untrusted_peer",
+            Self::ForeignHost => "foreign_host",
             Self::MediaType => "unsupported_media_type",
             Self::TooLarge { .. } => "body_too_large",
             Self::SlowBody => "body_too_slow",
@@ -125,6 +128,10 @@ impl HttpError {
             Self::UntrustedPeer => {
                 "Only trusted proxies may ask about the requests of others. Add the address of this proxy to \
                  `service.trusted_peers`."
+            }
+            Self::ForeignHost => {
+                "Without a token, a request of this machine must have an address or `localhost` as its host. Use 127.0.0.1 or \
+                 localhost in the URL, or configure a `token_file`."
             }
             Self::MediaType => "The body must be JSON. Send `Content-Type: application/json`.",
             Self::TooLarge { max } => {

@@ -15,6 +15,8 @@ use smallvec::SmallVec;
 
 /// The most headers of a request to be checked.
 const MAX_HEADERS: usize = 100;
+/// The most checks of a batch.
+const MAX_BATCH: usize = 1_000;
 
 /// Text that is borrowed if possible. serde borrows a `Cow` only in a type like this.
 #[derive(Clone, Deserialize)]
@@ -33,8 +35,11 @@ pub(super) struct CheckMessage<'b> {
     #[serde(borrow, default)]
     pub(super) request: Option<RequestMessage<'b>>,
     #[serde(borrow, default)]
-    pub(super) checks: Option<Vec<SingleCheckMessage<'b>>>,
+    pub(super) checks: Option<BatchMessage<'b>>,
 }
+
+/// The checks of a batch.
+pub(super) struct BatchMessage<'b>(pub(super) Vec<SingleCheckMessage<'b>>);
 
 /// One check: of a rule, or of a request. Also the body of `/v1/peek`.
 #[derive(Deserialize)]
@@ -137,6 +142,35 @@ deserialize_objects!(
     CommitMessage,
     RequestMessage
 );
+
+impl<'b, 'de: 'b> Deserialize<'de> for BatchMessage<'b> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct BatchVisitor<'b>(PhantomData<&'b ()>);
+
+        impl<'b, 'de: 'b> Visitor<'de> for BatchVisitor<'b> {
+            type Value = BatchMessage<'b>;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a list of checks")
+            }
+
+            fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Self::Value, A::Error> {
+                let mut checks = Vec::new();
+                while let Some(check) = list.next_element()? {
+                    // Here and not in the handler: a check in memory is much larger than its JSON.
+                    if checks.len() >= MAX_BATCH {
+                        let message = format_args!("more than {MAX_BATCH} checks; send several requests");
+                        return Err(A::Error::custom(message));
+                    }
+                    checks.push(check);
+                }
+                Ok(BatchMessage(checks))
+            }
+        }
+
+        deserializer.deserialize_seq(BatchVisitor(PhantomData))
+    }
+}
 
 /// A number that may be missing. The error says what is expected in words, not as a type of a programming language.
 fn whole_number<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<u64>, D::Error> {

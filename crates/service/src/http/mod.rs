@@ -29,6 +29,7 @@ mod dispatch;
 mod error;
 mod facts;
 mod idle_timeout;
+mod local_host;
 mod message;
 mod original;
 mod plain;

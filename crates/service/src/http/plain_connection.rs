@@ -27,7 +27,7 @@ const MAX_OUTPUT: usize = 32 << 10;
 /// Responses up to this size wait until the other connections that are ready have had their turn.
 const SMALL_OUTPUT: usize = 1 << 10;
 /// The most bytes that are read while a request waits for its answer.
-const MAX_EARLY: usize = 16 << 10;
+const MAX_EARLY: usize = 512;
 
 /// A connection that has brought only plain requests.
 pub(super) struct PlainConnection<'c, S, IO> {
@@ -144,12 +144,17 @@ where
                 Poll::Pending => {
                     // The answers to earlier requests do not wait for this one.
                     self.send(output).await?;
-                    while_connected(answering, self.io, &mut early).await?
+                    let next = skip_empty_lines(input.get(length..)?);
+                    if next.is_empty() && early.is_empty() {
+                        while_connected(answering, self.io, &mut early).await?
+                    } else {
+                        answering.await
+                    }
                 }
             };
             (self.idle_ticks, self.has_answered) = (0, true);
             let closes = self.events.is_stopped();
-            worker.http.with_date(worker.now(), |date| response.write(date, closes, output));
+            worker.http.with_date(&**worker.limiter.clock(), |date| response.write(date, closes, output));
             input = input.get(length..)?;
             if closes || output.len() > MAX_OUTPUT {
                 self.send(output).await?;
@@ -164,6 +169,8 @@ where
             self.send(output).await?;
         }
         early.splice(..0, input.iter().copied());
+        let empty_lines = early.len() - skip_empty_lines(&early).len();
+        early.drain(..empty_lines);
         Some(early)
     }
 
@@ -197,8 +204,9 @@ fn skip_empty_lines(mut input: &[u8]) -> &[u8] {
     input
 }
 
-/// The result of `answering`; `None` if the client closes the connection first, because nobody waits for the answer then. What
-/// the client sends meanwhile is appended to `early`.
+/// The result of `answering`; `None` if the client closes the connection first, because nobody waits for the answer then. If
+/// the client sends the beginning of another request, it is read into `early`, and nothing is read after it: a client that has
+/// sent all of its requests may close its side and still wait for the answers.
 async fn while_connected<T>(
     mut answering: Pin<&mut impl Future<Output = T>>,
     io: &mut (impl AsyncRead + Unpin),
@@ -208,18 +216,21 @@ async fn while_connected<T>(
         if let Poll::Ready(answer) = answering.as_mut().poll(cx) {
             return Poll::Ready(Some(answer));
         }
-        while early.len() < MAX_EARLY {
-            let mut bytes = [0; 512];
+        if early.is_empty() {
+            let mut bytes = [0; MAX_EARLY];
             let mut buffer = ReadBuf::new(&mut bytes);
             match Pin::new(&mut *io).poll_read(cx, &mut buffer) {
                 Poll::Ready(Ok(())) if !buffer.filled().is_empty() => {
                     early.extend_from_slice(buffer.filled());
                 }
                 Poll::Ready(_) => return Poll::Ready(None),
-                Poll::Pending => break,
+                Poll::Pending => {}
             }
         }
         Poll::Pending
     })
     .await
 }
+
+#[cfg(test)]
+mod tests;

@@ -3,11 +3,10 @@
 use std::cell::{Cell, RefCell};
 use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
-use std::time::{Duration, UNIX_EPOCH};
 
-use tidegate_core::Timestamp;
 use tidegate_headers::HeaderValueCache;
 use tidegate_policy::Scratch;
+use tidegate_store::{Clock, to_system_time};
 
 use crate::reservations::ReservationTable;
 
@@ -73,13 +72,13 @@ impl HttpState {
         }
     }
 
-    /// Calls `write` with `now` as the value of the header `Date`.
-    pub(super) fn with_date(&self, now: Timestamp, write: impl FnOnce(&[u8])) {
+    /// Calls `write` with the value of the header `Date`: the wall time, read once for each second of `now`. The time of decisions
+    /// would be wrong for as long as the process runs if the wall clock is set after its start.
+    pub(super) fn with_date(&self, clock: &dyn Clock, write: impl FnOnce(&[u8])) {
         let mut date = self.date.borrow_mut();
-        let second = now.as_micros() / 1_000_000;
+        let second = clock.now().as_micros() / 1_000_000;
         if date.second != second || date.text.is_empty() {
-            let time = UNIX_EPOCH + Duration::from_secs(second);
-            *date = CachedDate { second, text: httpdate::fmt_http_date(time) };
+            *date = CachedDate { second, text: httpdate::fmt_http_date(to_system_time(clock.wall_time())) };
         }
         write(date.text.as_bytes());
     }
@@ -142,6 +141,9 @@ impl Drop for DelaySlot<'_> {
 
 #[cfg(test)]
 mod tests {
+    use tidegate_core::Timestamp;
+    use tidegate_store::ManualClock;
+
     use super::*;
 
     #[test]
@@ -160,10 +162,31 @@ mod tests {
             (1_794_823_199_999_999, "Mon, 16 Nov 2026 09:59:59 GMT"),
             (1_794_823_200_000_000, "Mon, 16 Nov 2026 10:00:00 GMT"),
         ] {
-            state.with_date(Timestamp::from_micros(micros), |date| {
+            state.with_date(&ManualClock::at(Timestamp::from_micros(micros)), |date| {
                 assert_eq!(String::from_utf8_lossy(date), expected);
             });
         }
+    }
+
+    /// A clock whose wall time was set after its start.
+    #[derive(Debug)]
+    struct SteppedClock;
+
+    impl Clock for SteppedClock {
+        fn now(&self) -> Timestamp {
+            Timestamp::ZERO
+        }
+
+        fn wall_time(&self) -> Timestamp {
+            Timestamp::from_secs(1_794_823_200)
+        }
+    }
+
+    #[test]
+    fn date_is_the_wall_time_after_a_step() {
+        HttpState::new(Arc::default()).with_date(&SteppedClock, |date| {
+            assert_eq!(String::from_utf8_lossy(date), "Mon, 16 Nov 2026 10:00:00 GMT");
+        });
     }
 
     #[test]

@@ -13,6 +13,7 @@ use std::time::Duration;
 use bytes::{Buf, BytesMut};
 use tidegate_store::Store;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadBuf};
+use tokio::task::unconstrained;
 
 use super::batch::{BatchEnd, MAX_LOCKED_INPUT, MAX_LOCKED_OUTPUT, MAX_OUTPUT};
 use super::client_state::RespClientState;
@@ -117,8 +118,9 @@ where
 
     /// Serves the connection until it ends or the service stops.
     pub(super) async fn run(mut self) {
-        // Polled only while the client has to authenticate.
-        let mut too_late = pin!(tokio::time::sleep(AUTHENTICATION_TIMEOUT));
+        // Polled only while the client has to authenticate. Without the budget of the task, which a client that always sends
+        // uses up.
+        let mut too_late = pin!(unconstrained(tokio::time::sleep(AUTHENTICATION_TIMEOUT)));
         let mut commands = 0;
         loop {
             let was_locked = self.client.is_locked;
@@ -130,11 +132,12 @@ where
                     if self.events.is_stopped() {
                         return Poll::Ready(IoEvent::Ended);
                     }
+                    // Also before reading: such a client must not stay because it always sends.
+                    if self.client.is_locked && too_late.as_mut().poll(cx).is_ready() {
+                        return Poll::Ready(IoEvent::Ended);
+                    }
                     match self.poll_io(cx) {
                         Poll::Ready(event) => Poll::Ready(event),
-                        Poll::Pending if self.client.is_locked && too_late.as_mut().poll(cx).is_ready() => {
-                            Poll::Ready(IoEvent::Ended)
-                        }
                         Poll::Pending => self.poll_events(cx),
                     }
                 });
@@ -149,7 +152,7 @@ where
                 requeue().await;
             }
             if self.client.is_locked && !was_locked {
-                too_late.set(tokio::time::sleep(AUTHENTICATION_TIMEOUT));
+                too_late.set(unconstrained(tokio::time::sleep(AUTHENTICATION_TIMEOUT)));
             }
             commands += executed;
             self.progress.commands += executed;

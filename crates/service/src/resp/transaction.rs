@@ -5,7 +5,7 @@
 
 use super::client_state::RespClientState;
 use super::command::{CommandInfo, CommandKind};
-use super::frame::Arguments;
+use super::frame::{Arguments, MAX_COMMAND};
 use super::reply::ReplyWriter;
 use crate::auth::ListenerTokens;
 
@@ -96,16 +96,22 @@ impl Transaction {
             "ERR Command not allowed inside a transaction"
         } else if self.commands.len() + len > MAX_BYTES || self.len == MAX_COMMANDS {
             "ERR too many commands in a transaction; send a pipeline without MULTI"
-        } else if self.is_failed {
+        } else if self.is_failed || self.append(arguments) {
             return replies.status("QUEUED");
         } else {
-            let mut command = ReplyWriter::new(&mut self.commands, false);
-            command.array(arguments.len());
-            arguments.from(0).for_each(|argument| command.bulk(argument));
-            self.len += 1;
-            return replies.status("QUEUED");
+            "ERR too big command in a transaction; send it without MULTI"
         };
         *self = Self { is_failed: true, ..Self::default() };
         replies.error(error);
+    }
+
+    /// Appends a command; returns false if it is too long. An inline command that is short enough may be too long as an array.
+    fn append(&mut self, arguments: &Arguments<'_>) -> bool {
+        let start = self.commands.len();
+        let mut command = ReplyWriter::new(&mut self.commands, false);
+        command.array(arguments.len());
+        arguments.from(0).for_each(|argument| command.bulk(argument));
+        self.len += 1;
+        self.commands.len() - start <= MAX_COMMAND
     }
 }

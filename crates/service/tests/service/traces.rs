@@ -64,7 +64,8 @@ async fn traced_service(sample: SampleRate) -> (TestService, mpsc::UnboundedRece
 
 async fn check_over_http(address: SocketAddr, parent: &str) {
     let mut client = http1(address).await;
-    let request = Request::post("/v1/check").header("host", "a").header("content-type", "application/json");
+    let request =
+        Request::post("/v1/check").header("host", "localhost").header("content-type", "application/json");
     let body = Full::new(Bytes::from_static(br#"{"rule":"default","client":"user:http"}"#));
     let request = request.header("traceparent", parent).body(body).unwrap();
     let response = CollectedResponse::of(client.send_request(request).await.unwrap()).await;

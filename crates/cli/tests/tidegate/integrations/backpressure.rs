@@ -172,7 +172,7 @@ fn post(stream: u32, path: &str, content_type: &str, body: &[u8]) -> Vec<u8> {
     let head = [
         b"\x83\x86".to_vec(),
         literal(":path", path, false),
-        literal(":authority", "test", false),
+        literal(":authority", "localhost", false),
         literal("content-type", content_type, false),
         literal("te", "trailers", false),
     ];
@@ -222,7 +222,7 @@ fn resp_transactions_of_clients_that_never_read_use_bounded_memory() {
 fn http1_clients_that_never_read_use_bounded_memory() {
     let service = FloodedService::start();
     let body = batch();
-    let head = "POST /v1/check HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\n";
+    let head = "POST /v1/check HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n";
     let pipelined = format!("{head}Content-Length: {}\r\n\r\n{body}", body.len()).into_bytes();
     // The responses to two batches, and one body.
     let ends = service.assert_bounded(2 << 10, |service| {

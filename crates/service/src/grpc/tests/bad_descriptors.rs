@@ -87,6 +87,29 @@ async fn bad_descriptor_refunds_those_before_it_and_leaves_out_those_after_it() 
 }
 
 #[tokio::test]
+async fn rejected_call_refunds_all_its_charges_on_one_leaky_bucket() {
+    let policy = "
+rate_limits:
+  default: { requests: 1, window: 1h, algorithm: leaky_bucket, burst: 4, max_wait: 9h }
+  rules: [{ name: never, per: everybody, requests: 1, window: 1h, match: { path: /never } }]
+";
+    let service = LoopbackService::start(policy, "");
+    let caller = service.connect().await;
+    let bob = descriptor(&[("rule", "default"), ("client", "user:bob")]);
+    let rejected = RateLimitDescriptor { hits_addend: Some(2), ..descriptor(&[("rule", "never")]) };
+    let call = request("tidegate", vec![bob.clone(), bob.clone(), bob.clone(), rejected]);
+    for _ in 0..3 {
+        let response = caller.ask(&call).await.response();
+        let codes: Vec<_> = response.statuses.iter().map(|status| status.code).collect();
+        assert_eq!(codes, [OK, OK, OK, OVER_LIMIT]);
+    }
+    for expected in [OK, OK, OK, OK, OVER_LIMIT] {
+        let response = caller.ask(&request("tidegate", vec![bob.clone()])).await.response();
+        assert_eq!(response.overall_code, expected);
+    }
+}
+
+#[tokio::test]
 async fn hits_of_a_request_that_the_policy_prices_are_over_the_limit() {
     let service = LoopbackService::start(POLICY, "");
     let caller = service.connect().await;

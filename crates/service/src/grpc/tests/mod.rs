@@ -1,6 +1,7 @@
 //! Calls to a service on a loopback port: what clients of the caller can choose never fails a call, and memory is bounded.
 
 mod bad_descriptors;
+mod failing_store;
 mod hits;
 mod long_messages;
 mod overrides;
@@ -19,7 +20,7 @@ use tidegate_core::Timestamp;
 use tidegate_limiter::Limiter;
 use tidegate_listener::Listener;
 use tidegate_policy::{ActivePolicy, EnvoyFile, EnvoyLimits, NoFiles, compile};
-use tidegate_store::{Clock, ManualClock, MemoryStore};
+use tidegate_store::{Clock, ManualClock, MemoryStore, Store};
 use tidegate_telemetry::{Protocol, Telemetry};
 use tidegate_testkit::wait::within;
 use tokio::net::TcpStream;
@@ -45,10 +46,15 @@ struct LoopbackService {
 impl LoopbackService {
     /// Serves a policy, and an Envoy configuration if it is not empty.
     fn start(policy: &str, envoy: &str) -> Self {
+        Self::start_on(MemoryStore::with_cap(1 << 20), policy, envoy)
+    }
+
+    /// The same with counters in `store`.
+    fn start_on<S: Store + 'static>(store: S, policy: &str, envoy: &str) -> Self {
         let plan = compile("policy.yaml", policy.as_bytes(), &NoFiles).expect("a valid policy").plan;
         let clock: Arc<dyn Clock> = Arc::new(ManualClock::at(Timestamp::from_secs(1_700_000_000)));
-        let store = Arc::new(MemoryStore::with_cap(1 << 20));
-        let limiter = Limiter::new(ActivePolicy::new(plan), store, Arc::clone(&clock)).expect("few limits");
+        let policy = ActivePolicy::new(plan);
+        let limiter = Limiter::new(policy, Arc::new(store), Arc::clone(&clock)).expect("few limits");
         let service = Service::new(Arc::new(limiter), Telemetry::metrics_only(1, clock));
         if !envoy.is_empty() {
             let file = EnvoyFile { name: "envoy.yaml".to_owned(), bytes: envoy.as_bytes().to_vec() };

@@ -8,9 +8,13 @@ use tidegate_store::{Clock, ManualClock, MemoryStore};
 use tidegate_telemetry::Telemetry;
 use tokio::io::DuplexStream;
 use tokio::sync::watch;
+use tokio::task::JoinHandle;
 
 use super::*;
 use crate::http::HttpState;
+
+/// A listener that requires a token.
+const LOCKED: &str = "service: { resp: { address: \"127.0.0.1:6380\", token_file: t } }";
 
 /// A served connection on paused time: the end of its client, and the switch that stops the service.
 fn connect(capacity: usize) -> (DuplexStream, watch::Sender<bool>) {
@@ -18,6 +22,15 @@ fn connect(capacity: usize) -> (DuplexStream, watch::Sender<bool>) {
 }
 
 fn connect_to(policy: &str, capacity: usize) -> (DuplexStream, watch::Sender<bool>) {
+    let (client, io) = tokio::io::duplex(capacity);
+    (client, serve(policy, io).1)
+}
+
+/// Serves a connection, and returns its task and the switch that stops the service.
+fn serve<IO>(policy: &str, io: IO) -> (JoinHandle<()>, watch::Sender<bool>)
+where
+    IO: AsyncRead + AsyncWrite + Unpin + 'static,
+{
     let files = BTreeMap::from([("t".to_owned(), b"token-0123456789-0123456789-0123456789".to_vec())]);
     let plan = compile("policy.yaml", policy.as_bytes(), &files).expect("a valid policy").plan;
     let clock = Arc::new(ManualClock::at(Timestamp::from_secs(1_700_000_000))) as Arc<dyn Clock>;
@@ -26,11 +39,9 @@ fn connect_to(policy: &str, capacity: usize) -> (DuplexStream, watch::Sender<boo
     let (telemetry, http) = (Telemetry::metrics_only(1, clock), HttpState::new(Arc::default()));
     let worker = Rc::new(ServiceWorker::new(Arc::new(limiter), telemetry, (http, Arc::default())));
     let (stop, stopping) = watch::channel(false);
-    let (client, io) = tokio::io::duplex(capacity);
     let peer = ([127, 0, 0, 1], 1).into();
     let connection = RespConnection::new(ServiceConnection { io, peer, worker, stop: stopping });
-    tokio::task::spawn_local(connection.run());
-    (client, stop)
+    (tokio::task::spawn_local(connection.run()), stop)
 }
 
 /// Runs `test` on paused time.
@@ -107,18 +118,59 @@ fn client_that_never_reads_has_bounded_memory_and_is_closed() {
 
 #[test]
 fn client_without_the_token_is_closed_after_ten_seconds() {
-    let policy = "service: { resp: { address: \"127.0.0.1:6380\", token_file: t } }";
     run(async {
-        let (mut client, _stop) = connect_to(policy, 1 << 16);
+        let (mut client, _stop) = connect_to(LOCKED, 1 << 16);
         client.write_all(b"PING\r\n").await.expect("room");
         let (bytes, after) = read_to_end(&mut client).await;
         assert_eq!(bytes, b"+PONG\r\n");
         assert!(after >= AUTHENTICATION_TIMEOUT && after < AUTHENTICATION_TIMEOUT + LINGER, "{after:?}");
-        let (mut client, _stop) = connect_to(policy, 1 << 16);
+        let (mut client, _stop) = connect_to(LOCKED, 1 << 16);
         client.write_all(b"AUTH token-0123456789-0123456789-0123456789\r\n").await.expect("room");
         let (bytes, after) = read_to_end(&mut client).await;
         assert_eq!(bytes, b"+OK\r\n");
         assert!(after > Duration::from_secs(3_500), "{after:?}");
+    });
+}
+
+/// A client that always sends and reads.
+struct Flood;
+
+impl AsyncRead for Flood {
+    fn poll_read(
+        self: Pin<&mut Self>,
+        _: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<std::io::Result<()>> {
+        buffer.put_slice(b"PING\r\n");
+        Poll::Ready(Ok(()))
+    }
+}
+
+impl AsyncWrite for Flood {
+    fn poll_write(self: Pin<&mut Self>, _: &mut Context<'_>, bytes: &[u8]) -> Poll<std::io::Result<usize>> {
+        Poll::Ready(Ok(bytes.len()))
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<std::io::Result<()>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<std::io::Result<()>> {
+        Poll::Ready(Ok(()))
+    }
+}
+
+#[test]
+fn client_without_the_token_that_always_sends_is_closed_after_ten_seconds() {
+    run(async {
+        let (connection, _stop) = serve(LOCKED, Flood);
+        let (mut after, second) = (Duration::ZERO, Duration::from_secs(1));
+        while !connection.is_finished() {
+            tokio::time::advance(second).await;
+            after += second;
+            assert!(after < 2 * AUTHENTICATION_TIMEOUT, "still open");
+        }
+        assert!(after >= AUTHENTICATION_TIMEOUT, "{after:?}");
     });
 }
 

@@ -190,6 +190,24 @@ rate_limits: { default: { requests: 1, window: 1m } }
 }
 
 #[test]
+fn invalid_identity_for_a_rule_of_all_clients_does_not_lift_the_ban_of_another() {
+    let policy = "
+bans: { networks: [192.0.2.2/32] }
+rate_limits: { global: { requests: 100, window: 1m } }
+";
+    let service = TestService::start(policy);
+    for (address, admitted) in [("192.0.2.1", true), ("192.0.2.2", false)] {
+        for invalid in [r#""user":"""#, r#""nonsense":"a""#, r#""fingerprint":"a""#] {
+            let valid = format!(r#""ip":"{address}""#);
+            for client in [format!("{valid},{invalid}"), format!("{invalid},{valid}")] {
+                let body = format!(r#"{{"rule":"global","client":{{{client}}}}}"#);
+                assert_eq!(service.post_json("/v1/check", &body, 200)["admitted"], admitted, "{body}");
+            }
+        }
+    }
+}
+
+#[test]
 fn peek_charges_nothing() {
     let service = TestService::start(POLICY);
     for _ in 0..20 {
@@ -236,6 +254,9 @@ fn batch_has_a_maximum() {
     let results = service.post_json("/v1/check", &batch(1_000), 200);
     assert!(results["results"].as_array().expect("results").iter().all(|result| result["admitted"] == true));
     let problem = service.post_json("/v1/check", &batch(1_001), 400);
+    assert!(problem["detail"].to_string().contains("1000"), "{problem}");
+    // What follows is not parsed.
+    let problem = service.post_json("/v1/check", &batch(1_001).replace("]}", ",]"), 400);
     assert!(problem["detail"].to_string().contains("1000"), "{problem}");
     let problem = service.post_json("/v1/check", r#"{"checks":[],"rule":"default"}"#, 400);
     assert!(problem["detail"].to_string().contains("checks"), "{problem}");

@@ -12,7 +12,7 @@ use crate::fixture::TestService;
 const BOB: &str = r#"{"rule":"default","client":"user:bob"}"#;
 
 fn post(extra: &str) -> String {
-    let head = "POST /v1/check HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\n";
+    let head = "POST /v1/check HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n";
     format!("{head}Content-Length: {}\r\n{extra}\r\n{BOB}", BOB.len())
 }
 
@@ -21,11 +21,40 @@ async fn http2_with_prior_knowledge_is_served() {
     let service = TestService::start(POLICY);
     let mut client = http2(service.address(Protocol::Http)).await;
     for remaining in [9, 8] {
-        let request = Request::post("http://a/v1/check").header("content-type", "application/json");
+        let request = Request::post("http://localhost/v1/check").header("content-type", "application/json");
         let request = request.body(Full::new(Bytes::from(BOB))).unwrap();
         let response = CollectedResponse::of(client.send_request(request).await.unwrap()).await;
         assert_eq!((response.status.as_u16(), response.json()["remaining"].as_u64()), (200, Some(remaining)));
     }
+}
+
+#[tokio::test]
+async fn request_of_this_machine_with_the_name_of_a_web_site_is_rejected() {
+    let service = TestService::start(POLICY);
+    let address = service.address(Protocol::Http);
+    for (host, status) in [("evil.example", 403), ("localhost:1", 200), ("127.0.0.1", 200), ("[::1]:1", 200)]
+    {
+        // As a plain request, by hyper, and over HTTP/2.
+        for extra in ["", "TE: trailers\r\n"] {
+            let mut client = RawClient::connect(address).await;
+            client.send(post(extra).replace("localhost", host).as_bytes()).await;
+            assert_eq!(client.response().await.expect("a response").status, status, "{host} {extra}");
+        }
+        let request = Request::post(format!("http://{host}/v1/check"));
+        let request = request.header("content-type", "application/json").body(Full::new(Bytes::from(BOB)));
+        let response = http2(address).await.send_request(request.unwrap()).await.unwrap();
+        assert_eq!(response.status().as_u16(), status, "{host}");
+    }
+    let mut client = RawClient::connect(address).await;
+    client.send(post("Host: evil.example\r\n").as_bytes()).await;
+    assert_eq!(
+        client.response().await.expect("a response").json()["detail"]
+            .as_str()
+            .map(|it| it.contains("127.0.0.1")),
+        Some(true)
+    );
+    client.send(b"GET /v1/authorize HTTP/1.1\r\nHost: evil.example\r\n\r\n").await;
+    assert_eq!(client.response().await.expect("a response").status, 400, "no request is described");
 }
 
 #[tokio::test]
@@ -107,7 +136,7 @@ async fn body_in_parts_is_joined() {
     let service = TestService::start(POLICY);
     let mut client = RawClient::connect(service.address(Protocol::Http)).await;
     let (first, second) = BOB.split_at(9);
-    let head = "POST /v1/check HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n";
+    let head = "POST /v1/check HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n";
     let chunk = |part: &str| format!("{:x}\r\n{part}\r\n", part.len());
     client.send(format!("{head}{}", chunk(first)).as_bytes()).await;
     client.send(format!("{}0\r\n\r\n", chunk(second)).as_bytes()).await;

@@ -168,7 +168,7 @@ fn openapi_every_path_and_method_is_served_and_lists_its_errors() {
     }
     for path in ["check", "peek", "refund", "reset", "reserve", "commit"] {
         let listed = statuses(&document["paths"][format!("/v1/{path}")]["post"]);
-        for status in ["200", "400", "401", "404", "405", "408", "413", "415", "503"] {
+        for status in ["200", "400", "401", "403", "404", "405", "408", "413", "415", "503"] {
             assert!(listed.contains(status), "{path} {status}");
         }
     }

@@ -84,3 +84,22 @@ fn transaction_that_is_too_long_is_not_executed() {
     assert_eq!(client.call("EXEC"), error(ABORTED));
     assert_eq!(client.call("CL.THROTTLE k 9999 1 60 0"), integers(&[0, 10_000, 10_000, -1, 0]));
 }
+
+#[test]
+fn transaction_with_an_inline_command_that_is_too_long_as_an_array_is_aborted() {
+    let service = TestService::start("{}");
+    let mut client = RespClient::connect(&service);
+    for (length, fits) in [(65_512, true), (65_513, false), (65_520, false)] {
+        let text = "x".repeat(length);
+        client.send(format!("MULTI\r\nPING\r\nECHO {text}\r\nPING\r\nEXEC\r\n").into_bytes());
+        let replies: Vec<_> = (0..5).map(|_| client.reply()).collect();
+        let expected = if fits {
+            Reply::Array(vec![status("PONG"), bulk(&text), status("PONG")])
+        } else {
+            error(ABORTED)
+        };
+        assert_eq!(matches!(replies[2], Reply::Error(_)), !fits, "{length}");
+        assert!(replies[4] == expected, "{length}");
+        assert_eq!(client.call("PING"), status("PONG"));
+    }
+}
