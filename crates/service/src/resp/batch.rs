@@ -6,6 +6,7 @@ use super::client_state::RespClientState;
 use super::command::{self, NextStep};
 use super::frame::CommandParser;
 use super::reply::ReplyWriter;
+use super::shared_batch::SharedReply;
 use super::throttle::{self, ThrottleBatch};
 use super::transaction::{self, TransactionStep};
 use crate::worker::{ServedPolicy, ServiceWorker};
@@ -16,6 +17,9 @@ pub(crate) const MAX_OUTPUT: usize = 256 << 10;
 pub(crate) const MAX_LOCKED_OUTPUT: usize = 4 << 10;
 /// The most bytes that are kept of a command before authentication.
 pub(crate) const MAX_LOCKED_INPUT: usize = 16 << 10;
+
+/// Longer input is not a single command, or rarely.
+const MAX_SHARED: usize = 256;
 
 /// Executes commands in order. Consecutive `CL.THROTTLE` commands are decided together.
 #[derive(Debug, Default)]
@@ -91,6 +95,27 @@ impl CommandBatch {
         BatchProgress { consumed, commands, end }
     }
 
+    /// Adds the command in `input` to those of other connections; `None` if it is not a single valid `CL.THROTTLE`, or if the
+    /// store is not in this process. Then nothing has happened.
+    #[inline]
+    pub(crate) fn share<S: Store + 'static>(
+        &mut self,
+        input: &[u8],
+        client: &RespClientState,
+        worker: &ServiceWorker<S>,
+    ) -> Option<SharedReply> {
+        let is_possible = input.len() <= MAX_SHARED && !client.is_locked && client.transaction.is_none();
+        if !is_possible || !worker.limiter.store().is_immediate() {
+            return None;
+        }
+        let is_single = self.parser.parse(input).ok()? == Some(input.len()) && !self.parser.is_inline();
+        let arguments = self.parser.arguments(input);
+        if !is_single || !command::is_throttle(&arguments) || !client.is_authorized(&worker.policy().tokens) {
+            return None;
+        }
+        worker.resp.shared.push((input, &arguments), client.peer, &worker.resp.limits)
+    }
+
     /// Answers bytes that are not a command.
     async fn refuse<S: Store + 'static>(
         &mut self,
@@ -120,7 +145,8 @@ impl CommandBatch {
             return false;
         }
         let arguments = parser.arguments(input.get(start..).unwrap_or_default());
-        command::is_throttle(&arguments) && throttles.push(&arguments, start, &worker.resp.limits).is_ok()
+        command::is_throttle(&arguments)
+            && throttles.push(&arguments, (start, client.peer), &worker.resp.limits).is_ok()
     }
 
     /// Executes the command that was parsed at `start` of `input`, or adds it to those that are decided together.
@@ -196,7 +222,7 @@ impl CommandBatch {
         let Self { parser, throttles, output } = self;
         let arguments = parser.arguments(input.get(start..).unwrap_or_default());
         let offset = if is_inline { 0 } else { start };
-        match throttles.push(&arguments, offset, &worker.resp.limits) {
+        match throttles.push(&arguments, (offset, client.peer), &worker.resp.limits) {
             // The parser overwrites the arguments of an inline command with the next one.
             Ok(()) if is_inline => {
                 Self::decide_with(throttles, output, arguments.bytes(), client, worker).await;
@@ -229,7 +255,7 @@ impl CommandBatch {
     ) {
         if !throttles.is_empty() {
             let mut replies = ReplyWriter::new(output, client.is_resp3);
-            throttles.decide(input, client.peer, worker, &mut replies).await;
+            throttles.decide(input, worker, &mut replies).await;
         }
     }
 }

@@ -50,6 +50,8 @@ struct PendingThrottle {
     /// The index of its limit.
     limit: usize,
     cost: Cost,
+    /// The client that sent it.
+    peer: IpAddr,
 }
 
 impl PendingThrottle {
@@ -75,6 +77,8 @@ pub(crate) struct ThrottleBatch {
     limits: Vec<(LimitParameters, Limit)>,
     decisions: Vec<Decision>,
     last: Option<LastLimit>,
+    /// Where the replies of the last decision end in the output.
+    reply_ends: Vec<usize>,
 }
 
 impl ThrottleBatch {
@@ -82,16 +86,21 @@ impl ThrottleBatch {
         self.pending.is_empty()
     }
 
+    /// The number of commands that wait.
+    pub(crate) fn len(&self) -> usize {
+        self.pending.len()
+    }
+
     pub(crate) fn is_full(&self) -> bool {
         self.pending.len() >= MAX_BATCH
     }
 
-    /// Adds a command; not if it is invalid. `offset` is the position of its bytes in those given to
+    /// Adds a command of `peer`; not if it is invalid. `offset` is the position of its bytes in those given to
     /// [`decide`](Self::decide).
     pub(crate) fn push(
         &mut self,
         arguments: &Arguments<'_>,
-        offset: usize,
+        (offset, peer): (usize, IpAddr),
         cache: &RefCell<LimitCache>,
     ) -> Result<(), ThrottleError> {
         let (5..=6, Some(key)) = (arguments.len(), arguments.span(1)) else {
@@ -119,42 +128,63 @@ impl ThrottleBatch {
             self.limits.push((*parameters, *limit));
         }
         let key = Span { start: key.start + offset, end: key.end + offset };
-        self.pending.push(PendingThrottle { key, limit: self.limits.len() - 1, cost });
+        self.pending.push(PendingThrottle { key, limit: self.limits.len() - 1, cost, peer });
         Ok(())
     }
 
-    /// Decides all commands of `peer` and writes their replies. `bytes` are those to which the spans of the commands refer.
+    /// Decides all commands and writes their replies. `bytes` are those to which the spans of the commands refer.
     pub(crate) async fn decide<S: Store + 'static>(
         &mut self,
         bytes: &[u8],
-        peer: IpAddr,
+        worker: &ServiceWorker<S>,
+        replies: &mut ReplyWriter<'_>,
+    ) {
+        if worker.limiter.store().is_immediate() {
+            return self.decide_at_once(bytes, worker, replies);
+        }
+        let start = worker.limiter.clock().read();
+        let Self { pending, limits, decisions, .. } = self;
+        let deciding = decide_later(bytes, (pending, limits), (worker, start.at), decisions);
+        let is_decided = Box::pin(deciding).await;
+        self.conclude((is_decided, start), bytes, worker, replies);
+    }
+
+    /// The same with a store in this process. Not a part of a future, which would contain all checks.
+    pub(crate) fn decide_at_once<S: Store + 'static>(
+        &mut self,
+        bytes: &[u8],
         worker: &ServiceWorker<S>,
         replies: &mut ReplyWriter<'_>,
     ) {
         let start = worker.limiter.clock().read();
         let Self { pending, limits, decisions, .. } = self;
-        let is_decided = if worker.limiter.store().is_immediate() {
-            decide_at_once(bytes, (pending, limits), (worker, start.at), decisions)
-        } else {
-            Box::pin(decide_later(bytes, (pending, limits), (worker, start.at), decisions)).await
-        };
-        self.conclude((is_decided, start), (bytes, peer), worker, replies);
+        let is_decided = decide_immediate(bytes, (pending, limits), (worker, start.at), decisions);
+        self.conclude((is_decided, start), bytes, worker, replies);
+    }
+
+    /// The reply to a command of the last decision, which wrote all replies to `output`.
+    pub(crate) fn reply<'o>(&self, index: usize, output: &'o [u8]) -> &'o [u8] {
+        let end = |index: usize| self.reply_ends.get(index).copied();
+        let start = index.checked_sub(1).and_then(end).unwrap_or_default();
+        end(index).and_then(|end| output.get(start..end)).unwrap_or_default()
     }
 
     /// Writes the replies and records the decisions.
     fn conclude<S: Store + 'static>(
         &mut self,
         (is_decided, start): (bool, ClockReading),
-        (bytes, peer): (&[u8], IpAddr),
+        bytes: &[u8],
         worker: &ServiceWorker<S>,
         replies: &mut ReplyWriter<'_>,
     ) {
-        let Self { pending, limits, decisions, .. } = self;
+        let Self { pending, limits, decisions, reply_ends, .. } = self;
+        reply_ends.clear();
         let counts = if is_decided {
-            write_decisions(decisions, replies)
+            write_decisions(decisions, replies, reply_ends)
         } else {
             for _ in pending.iter() {
                 replies.error(STORE_FAILED);
+                reply_ends.push(replies.len());
             }
             [(DecisionKind::StoreFailed, pending.len()), (DecisionKind::Rejected, 0)]
         };
@@ -174,7 +204,7 @@ impl ThrottleBatch {
             }
             if let Some(log) = worker.recorder(Protocol::Resp).command_log() {
                 let decisions: &[Decision] = if is_decided { decisions } else { &[] };
-                log_decisions(&log, (bytes, peer), (pending, decisions), (start, nanos));
+                log_decisions(&log, bytes, (pending, decisions), (start, nanos));
             }
         }
         pending.clear();
@@ -187,7 +217,7 @@ impl ThrottleBatch {
 #[cold]
 fn log_decisions(
     log: &CommandLog<'_>,
-    (bytes, peer): (&[u8], IpAddr),
+    bytes: &[u8],
     (pending, decisions): (&[PendingThrottle], &[Decision]),
     (start, nanos): (ClockReading, u64),
 ) {
@@ -210,7 +240,7 @@ fn log_decisions(
                 Verdict::Pass { .. } | Verdict::Never => None,
             }),
             failure: decision.is_none().then_some(CommandFailure::StoreFailed),
-            ..CommandRecord::new(RULE_NAME, peer, start)
+            ..CommandRecord::new(RULE_NAME, command.peer, start)
         });
     }
 }
@@ -239,8 +269,8 @@ fn checks<'c>(
     checks.collect()
 }
 
-/// Decides with a store in this process. Not a part of a future, which would contain all checks.
-fn decide_at_once<S: Store + 'static>(
+/// Decides with a store in this process.
+fn decide_immediate<S: Store + 'static>(
     bytes: &[u8],
     (pending, limits): (&[PendingThrottle], &[(LimitParameters, Limit)]),
     (worker, now): (&ServiceWorker<S>, Timestamp),
@@ -271,11 +301,16 @@ async fn decide_later<S: Store + 'static>(
 }
 
 /// Writes the replies and counts the decisions.
-fn write_decisions(decisions: &[Decision], replies: &mut ReplyWriter<'_>) -> [(DecisionKind, usize); 2] {
+fn write_decisions(
+    decisions: &[Decision],
+    replies: &mut ReplyWriter<'_>,
+    ends: &mut Vec<usize>,
+) -> [(DecisionKind, usize); 2] {
     let mut admitted = 0;
     for decision in decisions {
         admitted += usize::from(decision.passes());
         write_decision(decision, replies);
+        ends.push(replies.len());
     }
     [(DecisionKind::Admitted, admitted), (DecisionKind::Rejected, decisions.len() - admitted)]
 }

@@ -31,17 +31,31 @@ fn serve<IO>(policy: &str, io: IO) -> (JoinHandle<()>, watch::Sender<bool>)
 where
     IO: AsyncRead + AsyncWrite + Unpin + 'static,
 {
+    let (stop, stopping) = watch::channel(false);
+    (serve_on(&worker(policy), io, stopping), stop)
+}
+
+fn worker(policy: &str) -> Rc<ServiceWorker<MemoryStore>> {
     let files = BTreeMap::from([("t".to_owned(), b"token-0123456789-0123456789-0123456789".to_vec())]);
     let plan = compile("policy.yaml", policy.as_bytes(), &files).expect("a valid policy").plan;
     let clock = Arc::new(ManualClock::at(Timestamp::from_secs(1_700_000_000))) as Arc<dyn Clock>;
     let store = Arc::new(MemoryStore::with_cap(1 << 20));
     let limiter = Limiter::new(ActivePolicy::new(plan), store, Arc::clone(&clock)).expect("few limits");
     let (telemetry, http) = (Telemetry::metrics_only(1, clock), HttpState::new(Arc::default()));
-    let worker = Rc::new(ServiceWorker::new(Arc::new(limiter), telemetry, (http, Arc::default())));
-    let (stop, stopping) = watch::channel(false);
-    let peer = ([127, 0, 0, 1], 1).into();
-    let connection = RespConnection::new(ServiceConnection { io, peer, worker, stop: stopping });
-    (tokio::task::spawn_local(connection.run()), stop)
+    Rc::new(ServiceWorker::new(Arc::new(limiter), telemetry, (http, Arc::default())))
+}
+
+fn serve_on<IO>(
+    worker: &Rc<ServiceWorker<MemoryStore>>,
+    io: IO,
+    stop: watch::Receiver<bool>,
+) -> JoinHandle<()>
+where
+    IO: AsyncRead + AsyncWrite + Unpin + 'static,
+{
+    let (peer, worker) = (([127, 0, 0, 1], 1).into(), Rc::clone(worker));
+    let connection = RespConnection::new(ServiceConnection { io, peer, worker, stop });
+    tokio::task::spawn_local(connection.run())
 }
 
 /// Runs `test` on paused time.
@@ -214,5 +228,78 @@ fn client_that_always_sends_does_not_delay_a_stop() {
         client.write_all(&commands).await.expect("room");
         let (bytes, _) = read_to_end(&mut client).await;
         assert_eq!(bytes.len(), 99 * b"+PONG\r\n".len(), "commands after the stop are not read");
+    });
+}
+
+/// A `CL.THROTTLE` command with a limit of 4.
+fn throttle(key: &str) -> Vec<u8> {
+    format!("*5\r\n$11\r\nCL.THROTTLE\r\n${}\r\n{key}\r\n$1\r\n3\r\n$1\r\n1\r\n$2\r\n60\r\n", key.len())
+        .into_bytes()
+}
+
+async fn read_reply(client: &mut DuplexStream) -> String {
+    let mut bytes = vec![0; 64];
+    let len = client.read(&mut bytes).await.expect("a reply");
+    String::from_utf8(bytes[..len].to_vec()).expect("text")
+}
+
+#[test]
+fn single_commands_that_arrive_together_get_the_replies_to_their_own_keys() {
+    run(async {
+        let (worker, (_stop, stopping)) = (worker("{}"), watch::channel(false));
+        // More than fit into one batch.
+        let mut clients: Vec<_> = (0..300)
+            .map(|_| {
+                let (client, io) = tokio::io::duplex(1 << 10);
+                serve_on(&worker, io, stopping.clone());
+                client
+            })
+            .collect();
+        for round in 0..6 {
+            for (number, client) in clients.iter_mut().enumerate() {
+                client.write_all(&throttle(&format!("key {number}"))).await.expect("room");
+            }
+            for (number, client) in clients.iter_mut().enumerate() {
+                let reply = read_reply(client).await;
+                let expected = match round {
+                    0..4 => format!("*5\r\n:0\r\n:4\r\n:{}\r\n:-1\r\n:{}\r\n", 3 - round, 60 * (round + 1)),
+                    _ => "*5\r\n:1\r\n:4\r\n:0\r\n:60\r\n:240\r\n".to_owned(),
+                };
+                assert_eq!(reply, expected, "round {round}, client {number}");
+            }
+        }
+    });
+}
+
+#[test]
+fn single_commands_that_arrive_together_share_the_counter_of_their_key() {
+    run(async {
+        let (worker, (_stop, stopping)) = (worker("{}"), watch::channel(false));
+        let connect = || {
+            let (client, io) = tokio::io::duplex(1 << 10);
+            serve_on(&worker, io, stopping.clone());
+            client
+        };
+        let mut leaving = connect();
+        let mut clients: Vec<_> = (0..9).map(|_| connect()).collect();
+        leaving.write_all(&throttle("shared")).await.expect("room");
+        drop(leaving);
+        for (number, client) in clients.iter_mut().enumerate() {
+            // Others have an invalid limit, or a second command: they are executed alone.
+            let command = match number {
+                7 => b"*5\r\n$11\r\nCL.THROTTLE\r\n$1\r\na\r\n$1\r\n3\r\n$1\r\n0\r\n$2\r\n60\r\n".to_vec(),
+                8 => [throttle("other"), b"PING\r\n".to_vec()].concat(),
+                _ => throttle("shared"),
+            };
+            client.write_all(&command).await.expect("room");
+        }
+        let mut replies = Vec::new();
+        for client in &mut clients {
+            replies.push(read_reply(client).await);
+        }
+        let admitted = replies[..7].iter().filter(|reply| reply.starts_with("*5\r\n:0\r\n:4\r\n")).count();
+        assert_eq!(admitted, 3, "the client that left was charged: {replies:?}");
+        assert!(replies[7].starts_with("-ERR"), "{}", replies[7]);
+        assert!(replies[8].ends_with(":60\r\n+PONG\r\n"), "{}", replies[8]);
     });
 }
