@@ -79,6 +79,13 @@ struct DescriptorPath {
     keys: String,
 }
 
+/// How the limit of a descriptor affects a call.
+#[derive(Clone, Copy)]
+struct DescriptorModes {
+    is_shadow: bool,
+    is_quota: bool,
+}
+
 impl EnvoyContext {
     /// Reads one file. Returns its problems.
     fn file(&mut self, name: &str, text: &str) -> Problems {
@@ -158,7 +165,11 @@ impl EnvoyContext {
         path: &DescriptorPath,
         report: &mut ProblemReport<'s>,
     ) -> DescriptorNode {
-        let is_shadow = flag(fields, "shadow_mode", report);
+        let modes = DescriptorModes {
+            is_shadow: flag(fields, "shadow_mode", report),
+            is_quota: flag(fields, "quota_mode", report),
+        };
+        check_metadata(fields, report);
         flag(fields, "detailed_metric", report);
         flag(fields, "value_to_metric", report);
         let is_shared = flag(fields, "share_threshold", report);
@@ -170,7 +181,7 @@ impl EnvoyContext {
         let limit = fields
             .get("rate_limit")
             .filter(|node| !node.is_null())
-            .and_then(|node| self.limit(node, path, is_shadow, report));
+            .and_then(|node| self.limit(node, path, modes, report));
         let children = fields.get("descriptors").filter(|node| !node.is_null());
         let children = children.map(|node| self.level(node, path, report)).unwrap_or_default();
         let shared_pattern = value.filter(|_| is_shared && is_wildcard).map(str::to_owned);
@@ -181,7 +192,7 @@ impl EnvoyContext {
         &mut self,
         node: &YamlNode<'s>,
         path: &DescriptorPath,
-        is_shadow: bool,
+        DescriptorModes { is_shadow, is_quota }: DescriptorModes,
         report: &mut ProblemReport<'s>,
     ) -> Option<DescriptorLimit> {
         let fields = Fields::open(node, &ENVOY_RATE_LIMIT, report)?;
@@ -205,7 +216,7 @@ impl EnvoyContext {
         }
         let announced = announced(name.unwrap_or(&path.keys));
         let (label, name) = (path.label.clone(), name.map(str::to_owned));
-        Some(DescriptorLimit { rule, label, announced, name, replaces, is_shadow, rate })
+        Some(DescriptorLimit { rule, label, announced, name, replaces, is_shadow, is_quota, rate })
     }
 }
 
@@ -252,6 +263,15 @@ fn flag(fields: &Fields<'_, '_>, key: &str, report: &mut ProblemReport<'_>) -> b
         scalar::choice(node, &format!("value of `{key}`"), ENVOY_FLAGS, &[true, false], report)
     });
     flag.unwrap_or(false)
+}
+
+/// Metadata has any keys. The reference server sends it only if its environment enables that.
+fn check_metadata<'s>(fields: &Fields<'_, 's>, report: &mut ProblemReport<'s>) {
+    let Some(node) = fields.get("metadata").filter(|node| !node.is_null()) else { return };
+    if !matches!(node.value, YamlValue::Mapping(_)) {
+        let finding = Finding::error(node, "`metadata` is not a mapping");
+        report.push(finding.hint("write `metadata: { name: value }`, or remove it"));
+    }
 }
 
 fn replaces<'s>(fields: &Fields<'_, 's>, own: Option<&str>, report: &mut ProblemReport<'s>) -> Vec<String> {

@@ -55,6 +55,8 @@ pub struct DescriptorLimit {
     pub replaces: Vec<String>,
     /// Whether it only counts, without rejecting.
     pub is_shadow: bool,
+    /// Whether it rejects only if all such limits of a call are exceeded.
+    pub is_quota: bool,
     /// The limit; `None` if it is unlimited.
     pub rate: Option<EnvoyRate>,
 }

@@ -206,6 +206,8 @@ fn invalid_configuration_reports_every_problem() {
         ),
         ("domain: d\ndescriptors: [{ key: k, value: v, share_threshold: true }]", "needs a value with `*`"),
         ("domain: d\ndescriptors: [{ key: k, shadow_mode: maybe }]", "unknown value of `shadow_mode`"),
+        ("domain: d\ndescriptors: [{ key: k, quota_mode: 1 }]", "unknown value of `quota_mode`"),
+        ("domain: d\ndescriptors: [{ key: k, metadata: [a] }]", "`metadata` is not a mapping"),
         (
             "domain: d\ndescriptors: [{ key: k, rate_limit: { name: n, unlimited: true, replaces: [{ name: n }] } }]",
             "cannot replace itself",

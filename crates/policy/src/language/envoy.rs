@@ -38,6 +38,13 @@ pub(crate) static ENVOY_DESCRIPTOR: Mapping = Mapping {
             "{ unit: second, requests_per_unit: 10 }",
         ),
         PolicyKey::new("shadow_mode", Choice(ENVOY_FLAGS), "Counts without rejecting.", "true"),
+        PolicyKey::new(
+            "quota_mode",
+            Choice(ENVOY_FLAGS),
+            "Rejects only if all descriptors in quota mode are over their limits.",
+            "true",
+        ),
+        PolicyKey::new("metadata", Text("mapping"), "Accepted without effect.", "{ team: search }"),
         PolicyKey::new("detailed_metric", Choice(ENVOY_FLAGS), "Accepted without effect.", "true"),
         PolicyKey::new("value_to_metric", Choice(ENVOY_FLAGS), "Accepted without effect.", "true"),
         PolicyKey::new(

@@ -1,10 +1,13 @@
 //! Decides the descriptors of a domain of an Envoy configuration. All descriptors of a call are one decision: a hit that one
 //! of them rejects is charged to none.
+//!
+//! Several descriptors in quota mode are alternatives: the call is rejected if all of them are over their limits. The store
+//! decides them as advisory checks, which are charged if they fit; if none fits, what was charged is refunded.
 
 use std::ops::Range;
 
 use smallvec::SmallVec;
-use tidegate_core::{Check, Cost, CounterKey, Decision, Limit, Outcome, Role, RuleId, Timestamp};
+use tidegate_core::{Check, Cost, CounterKey, Decision, Limit, Outcome, Role, RuleId, Timestamp, Verdict};
 use tidegate_headers::Quota;
 use tidegate_policy::{DescriptorLimit, EnvoyDomain, EnvoyRate, RateUnit};
 use tidegate_store::Store;
@@ -15,7 +18,7 @@ use super::message::{
     CurrentLimit, DescriptorStatus, LimitOverride, RateLimitDescriptor, RateLimitRequest, RateLimitResponse,
     ResponseCode, ResponseUnit,
 };
-use super::response::{ResponseBuilder, blocked_report};
+use super::response::{ResponseBuilder, StatusEffect, blocked_report};
 use super::status::{GrpcCode, GrpcError};
 use crate::worker::ServiceWorker;
 
@@ -38,6 +41,7 @@ pub(super) async fn decide<S: Store + 'static>(
     }
     drop_replaced(&mut found);
     share_carried(&mut found, &keys);
+    mark_alternatives(&mut found);
     let checks: SmallVec<[Check<'_>; 4]> = found.iter().filter_map(|found| found.check(&keys)).collect();
     let is_blocked = found.iter().any(FoundDescriptor::is_blocked);
     let decision = if checks.is_empty() {
@@ -48,7 +52,7 @@ pub(super) async fn decide<S: Store + 'static>(
     } else {
         worker.limiter.check_limits(&checks, now).await
     };
-    let decision = match decision {
+    let mut decision = match decision {
         Ok(decision) => Some(decision),
         // If no counter decides about the call, the store does not matter.
         Err(_) if is_blocked || !found.iter().any(FoundDescriptor::can_reject) => None,
@@ -57,8 +61,18 @@ pub(super) async fn decide<S: Store + 'static>(
             return Err(GrpcError::new(GrpcCode::Unavailable, "the store of the counters is unavailable"));
         }
     };
+    let is_exhausted = exceeds_alternatives(&found, decision.as_ref());
+    if let Some(charged) =
+        decision.as_ref().filter(|decision| is_exhausted && !is_blocked && decision.passes())
+    {
+        let store = worker.limiter.store();
+        // If the refund fails, the counters are too high, never too low.
+        let _ = store.refund(&charged.refunds(&checks), now).await;
+        // What remains after it.
+        decision = store.peek(&checks, now).await.ok().or(decision);
+    }
     drop(checks);
-    Ok(respond(worker, (&found, &keys), decision.as_ref(), (now, envoy, record)))
+    Ok(respond(worker, (&found, &keys), (decision.as_ref(), is_exhausted), (now, envoy, record)))
 }
 
 /// A descriptor of the call with its limit.
@@ -67,6 +81,8 @@ struct FoundDescriptor<'d> {
     /// The bytes of its client within the keys of the call.
     client: Range<usize>,
     cost: Cost,
+    /// Whether it is one of several descriptors in quota mode.
+    is_alternative: bool,
 }
 
 enum FoundLimit<'d> {
@@ -107,7 +123,7 @@ impl<'d> FoundDescriptor<'d> {
             },
         };
         let hits = descriptor.hits_addend.unwrap_or_else(|| u64::from(request.hits_addend.max(1)));
-        Ok(Self { limit, client: start..keys.len(), cost: Cost::new(hits) })
+        Ok(Self { limit, client: start..keys.len(), cost: Cost::new(hits), is_alternative: false })
     }
 
     fn rate(&self) -> Option<&EnvoyRate> {
@@ -138,13 +154,28 @@ impl<'d> FoundDescriptor<'d> {
         self.configured().map_or(CARRIED, |limit| limit.rule)
     }
 
+    fn is_shadow(&self) -> bool {
+        self.configured().is_some_and(|limit| limit.is_shadow)
+    }
+
+    /// Whether it has a limit in quota mode that can be exceeded.
+    fn is_quota(&self) -> bool {
+        let is_quota = self.configured().is_some_and(|limit| limit.is_quota && limit.rate.is_some());
+        is_quota && !self.is_shadow()
+    }
+
     fn role(&self) -> Role {
-        if self.configured().is_some_and(|limit| limit.is_shadow) { Role::Advisory } else { Role::Binding }
+        if self.is_shadow() || self.is_alternative { Role::Advisory } else { Role::Binding }
     }
 
     /// Whether its limit admits no request at all and this one is not a peek.
     fn exceeds_zero(&self) -> bool {
         self.cost != Cost::ZERO && self.rate().is_some_and(|rate| rate.limit.is_none())
+    }
+
+    /// Whether the hits of the call are more than its limit admits.
+    fn exceeds(&self, outcome: Option<&Outcome>) -> bool {
+        self.exceeds_zero() || outcome.is_some_and(|outcome| !outcome.verdict.is_pass())
     }
 
     /// Whether it rejects the call, whatever the counters are.
@@ -154,7 +185,7 @@ impl<'d> FoundDescriptor<'d> {
 
     /// Whether its counter decides about the call.
     fn can_reject(&self) -> bool {
-        self.role() == Role::Binding && self.rate().is_some_and(|rate| rate.limit.is_some())
+        !self.is_shadow() && self.rate().is_some_and(|rate| rate.limit.is_some())
     }
 
     fn check<'c>(&'c self, keys: &'c [u8]) -> Option<Check<'c>> {
@@ -178,6 +209,50 @@ fn drop_replaced(found: &mut [FoundDescriptor<'_>]) {
         let name = found.configured().and_then(|limit| limit.name.as_deref());
         if name.is_some_and(|name| replacing.contains(&name)) {
             found.limit = FoundLimit::None;
+        }
+    }
+}
+
+/// Marks descriptors in quota mode. A single one rejects like any other.
+fn mark_alternatives(found: &mut [FoundDescriptor<'_>]) {
+    if found.iter().filter(|found| found.is_quota()).count() > 1 {
+        for found in found {
+            found.is_alternative = found.is_quota();
+        }
+    }
+}
+
+/// All descriptors with their outcomes; those without a counter have none.
+fn with_outcomes<'f, 'd>(
+    found: &'f [FoundDescriptor<'d>],
+    decision: Option<&'f Decision>,
+) -> impl Iterator<Item = (&'f FoundDescriptor<'d>, Option<&'f Outcome>)> {
+    let mut outcomes = decision.map_or(&[][..], |decision| &decision.outcomes).iter();
+    found.iter().map(move |found| (found, if found.applied().is_some() { outcomes.next() } else { None }))
+}
+
+/// Whether there are alternatives and all of them are over their limits.
+fn exceeds_alternatives(found: &[FoundDescriptor<'_>], decision: Option<&Decision>) -> bool {
+    let mut alternatives =
+        with_outcomes(found, decision).filter(|(found, _)| found.is_alternative).peekable();
+    alternatives.peek().is_some() && alternatives.all(|(found, outcome)| found.exceeds(outcome))
+}
+
+/// When the call would be admitted: with `is_exhausted`, not before the first of the alternatives has room.
+fn verdict(found: &[FoundDescriptor<'_>], decision: &Decision, is_exhausted: bool) -> Verdict {
+    if !is_exhausted {
+        return decision.verdict;
+    }
+    let alternatives = with_outcomes(found, Some(decision)).filter(|(found, _)| found.is_alternative);
+    let soonest = alternatives.filter_map(|(_, outcome)| match outcome?.verdict {
+        Verdict::NotUntil { retry_after } => Some(retry_after),
+        Verdict::Pass { .. } | Verdict::Never => None,
+    });
+    match (decision.verdict, soonest.min()) {
+        (Verdict::Never, _) | (_, None) => Verdict::Never,
+        (Verdict::Pass { .. }, Some(soonest)) => Verdict::NotUntil { retry_after: soonest },
+        (Verdict::NotUntil { retry_after }, Some(soonest)) => {
+            Verdict::NotUntil { retry_after: retry_after.max(soonest) }
         }
     }
 }
@@ -247,27 +322,33 @@ pub(super) fn response_unit(unit: RateUnit) -> ResponseUnit {
     }
 }
 
-/// Writes the response and records the decision. `decision` is `None` if the store failed.
+/// Writes the response and records the decision, which is `None` if the store failed. With `is_exhausted`, all alternatives
+/// are over their limits.
 fn respond<S: Store + 'static>(
     worker: &ServiceWorker<S>,
     (found, keys): (&[FoundDescriptor<'_>], &[u8]),
-    decision: Option<&Decision>,
+    (decision, is_exhausted): (Option<&Decision>, bool),
     (now, envoy, record): (Timestamp, &ServedEnvoyLimits, &mut RequestRecord<'_>),
 ) -> RateLimitResponse {
-    let mut outcomes = decision.map_or(&[][..], |decision| &decision.outcomes).iter();
     let mut response = ResponseBuilder::new(decision.map_or(now, |decision| decision.at), found.len());
     let mut rejecting = None;
-    for found in found {
-        let outcome = if found.applied().is_some() { outcomes.next() } else { None };
-        let exceeds = found.exceeds_zero() || outcome.is_some_and(|outcome| !outcome.verdict.is_pass());
+    for (found, outcome) in with_outcomes(found, decision) {
+        let exceeds = found.exceeds(outcome);
         let is_binding = found.role() == Role::Binding;
-        if exceeds && is_binding && rejecting.is_none() {
+        let rejects = exceeds && (is_binding || is_exhausted && found.is_alternative);
+        if rejects && rejecting.is_none() {
             rejecting = Some(found);
         }
-        if exceeds && !is_binding {
+        if exceeds && found.is_shadow() {
             record.count_shadow_rejection(&envoy.counted, found.rule());
         }
-        add_status(&mut response, found, outcome, exceeds && is_binding);
+        let effect = StatusEffect {
+            is_over: exceeds && !found.is_shadow(),
+            rejects,
+            // Headers report neither limits in shadow mode nor alternatives that do not matter.
+            is_announced: is_binding || found.is_alternative && exceeds == is_exhausted,
+        };
+        add_status(&mut response, found, outcome, effect);
     }
     let store_failed = decision.is_none();
     record.finish_decision(match rejecting {
@@ -281,7 +362,8 @@ fn respond<S: Store + 'static>(
         let client = keys.get(rejecting.client.clone()).unwrap_or_default();
         // A limit of zero never admits, so that no time to retry is true.
         let is_never = found.iter().any(FoundDescriptor::is_blocked);
-        response.set_retry_after(decision.filter(|_| !is_never).map(|decision| decision.verdict), client);
+        let decision = decision.filter(|_| !is_never);
+        response.set_retry_after(decision.map(|decision| verdict(found, decision, is_exhausted)), client);
     }
     response.finish(worker, record)
 }
@@ -290,7 +372,7 @@ fn add_status<'d>(
     response: &mut ResponseBuilder<'d>,
     found: &FoundDescriptor<'d>,
     outcome: Option<&Outcome>,
-    is_over: bool,
+    effect: StatusEffect,
 ) {
     let Some(rate) = found.rate() else {
         // A descriptor that is unlimited by configuration differs from one without a limit.
@@ -326,9 +408,7 @@ fn add_status<'d>(
         limit_remaining: outcome.map_or(0, |outcome| u32::try_from(outcome.remaining).unwrap_or(u32::MAX)),
         duration_until_reset: None,
     };
-    // Limits in shadow mode are not reported in headers.
-    let is_announced = found.role() == Role::Binding;
-    response.add_limit(status, report, (is_over, is_announced));
+    response.add_limit(status, report, effect);
 }
 
 #[cfg(test)]

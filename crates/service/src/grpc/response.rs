@@ -22,6 +22,17 @@ pub(super) struct ResponseBuilder<'n> {
     retry_after: Option<u64>,
 }
 
+/// What the status of a descriptor says and does.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct StatusEffect {
+    /// Its code is `OVER_LIMIT`.
+    pub(super) is_over: bool,
+    /// The call is rejected because of it.
+    pub(super) rejects: bool,
+    /// Headers announce its limit.
+    pub(super) is_announced: bool,
+}
+
 impl<'n> ResponseBuilder<'n> {
     pub(super) fn new(at: Timestamp, descriptors: usize) -> Self {
         Self {
@@ -41,24 +52,24 @@ impl<'n> ResponseBuilder<'n> {
 
     /// Adds the status of a descriptor. Sets its code.
     pub(super) fn add(&mut self, status: DescriptorStatus, report: Option<LimitReport<'n>>, is_over: bool) {
-        self.add_limit(status, report, (is_over, true));
+        self.add_limit(status, report, StatusEffect { is_over, rejects: is_over, is_announced: true });
     }
 
-    /// Like [`add`](Self::add); headers announce the limit if `is_announced`.
+    /// Like [`add`](Self::add), for a limit that headers announce only if the effect says so.
     pub(super) fn add_limit(
         &mut self,
         mut status: DescriptorStatus,
         report: Option<LimitReport<'n>>,
-        (is_over, is_announced): (bool, bool),
+        StatusEffect { is_over, rejects, is_announced }: StatusEffect,
     ) {
         status.code = if is_over { ResponseCode::OverLimit } else { ResponseCode::Ok }.into();
-        self.is_over |= is_over;
+        self.is_over |= rejects;
         if let Some(report) = report {
             // Whole seconds, as the reference server sends them: Envoy rounds down, which would be too early.
             let seconds = i64::try_from(report.announced_reset().as_secs_ceil()).unwrap_or(i64::MAX);
             status.duration_until_reset = Some(Duration { seconds, nanos: 0 });
             if is_announced {
-                if is_over && self.rejecting.is_none() {
+                if rejects && self.rejecting.is_none() {
                     self.rejecting = Some(self.announced.len());
                 }
                 self.announced.push(report);

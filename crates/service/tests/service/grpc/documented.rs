@@ -52,6 +52,21 @@ descriptors:
     descriptors:
       - { key: user, rate_limit: { unit: second, requests_per_unit: 3, replaces: [{ name: specific }] } }
 ---
+domain: quotas
+descriptors:
+  - { key: generic, rate_limit: { unit: hour, requests_per_unit: 8 } }
+  - key: service
+    value: service_1
+    quota_mode: true
+    rate_limit: { unit: minute, requests_per_unit: 1 }
+    metadata: { service_with_quota: { name: service_1 } }
+  - key: service
+    value: service_2
+    quota_mode: true
+    rate_limit: { unit: hour, requests_per_unit: 2 }
+    metadata: { service_with_quota: { name: service_2 } }
+  - { key: service, value: none, quota_mode: true, rate_limit: { unit: day, requests_per_unit: 0 } }
+---
 domain: detailed
 descriptors:
   - { key: key1, detailed_metric: true, rate_limit: { unit: minute, requests_per_unit: 1 } }
@@ -159,6 +174,39 @@ async fn documented_shadow_mode_counts_and_admits() {
     let metrics = test.service.metrics();
     let shadow = "rate_limit_shadow_exceeded_total{rule=\"envoy:shadow/service/user=a\"} 2";
     assert!(metrics.contains(shadow), "{metrics}");
+}
+
+#[tokio::test]
+async fn documented_quotas_reject_only_if_all_are_exceeded() {
+    let mut test = Documented::start().await;
+    let (one, two, none) = ([("service", "service_1")], [("service", "service_2")], [("service", "none")]);
+    let all: [&[(&str, &str)]; 4] = [&[("generic", "a")], &one, &two, &none];
+    let codes =
+        |response: &RlsResponse| response.statuses.iter().map(|status| status.code).collect::<Vec<_>>();
+    let first = test.ask("quotas", &all).await;
+    assert_eq!((first.overall_code, codes(&first)), (OK, vec![OK, OK, OK, OVER_LIMIT]));
+    let second = test.ask("quotas", &all).await;
+    assert_eq!((second.overall_code, codes(&second)), (OK, vec![OK, OVER_LIMIT, OK, OVER_LIMIT]));
+    for _ in 0..5 {
+        let over = test.ask("quotas", &all).await;
+        assert_eq!(
+            (over.overall_code, codes(&over)),
+            (OVER_LIMIT, vec![OK, OVER_LIMIT, OVER_LIMIT, OVER_LIMIT])
+        );
+        assert_eq!(over.statuses[0].limit_remaining, 6, "a rejected hit charges nothing");
+        let retry_after = over.headers.iter().find(|header| header.key == "retry-after");
+        // The first quota has room again in the next minute, the second one in the next hour.
+        assert!(
+            retry_after.is_some_and(|header| header.value.parse::<u64>().is_ok_and(|seconds| seconds <= 66))
+        );
+    }
+    test.service.clock.advance(TimeSpan::from_secs(60));
+    let again = test.ask("quotas", &all).await;
+    assert_eq!((again.overall_code, codes(&again)), (OK, vec![OK, OK, OVER_LIMIT, OVER_LIMIT]));
+    assert_eq!(test.admitted("quotas", &two, 2).await, 0, "a single quota rejects like any limit");
+    assert_eq!(test.admitted("quotas", &none, 2).await, 0);
+    test.service.clock.advance(TimeSpan::from_secs(3_600));
+    assert_eq!(test.admitted("quotas", &two, 3).await, 2);
 }
 
 #[tokio::test]
