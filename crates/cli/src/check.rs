@@ -65,6 +65,7 @@ struct DescriptorReport {
     /// Its limit, such as `10 per minute`.
     limit: String,
     shadow_mode: bool,
+    quota_mode: bool,
 }
 
 impl DomainReport {
@@ -78,7 +79,8 @@ impl DomainReport {
 impl DescriptorReport {
     fn new(limit: &DescriptorLimit) -> Self {
         let rate = limit.rate.map_or_else(|| "unlimited".to_owned(), |rate| rate.to_string());
-        Self { descriptor: limit.path().to_owned(), limit: rate, shadow_mode: limit.is_shadow }
+        let (shadow_mode, quota_mode) = (limit.is_shadow, limit.is_quota);
+        Self { descriptor: limit.path().to_owned(), limit: rate, shadow_mode, quota_mode }
     }
 }
 
@@ -156,9 +158,10 @@ fn counted(count: usize, word: &str) -> String {
 fn write_domains(domains: &[DomainReport], output: &mut impl Write) -> std::io::Result<()> {
     for DomainReport { domain, limits } in domains {
         writeln!(output, "  domain {domain}")?;
-        for DescriptorReport { descriptor, limit, shadow_mode } in limits {
-            let mode = if *shadow_mode { ", shadow mode" } else { "" };
-            writeln!(output, "    {descriptor}: {limit}{mode}")?;
+        for DescriptorReport { descriptor, limit, shadow_mode, quota_mode } in limits {
+            let shadow = if *shadow_mode { ", shadow mode" } else { "" };
+            let quota = if *quota_mode { ", quota mode" } else { "" };
+            writeln!(output, "    {descriptor}: {limit}{shadow}{quota}")?;
         }
     }
     Ok(())
@@ -190,7 +193,7 @@ mod tests {
 domain: edge
 descriptors:
   - { key: user, rate_limit: { unit: minute, requests_per_unit: 3, algorithm: token_bucket } }
-  - { key: user, value: blocked, rate_limit: { unit: day, requests_per_unit: 0 } }
+  - { key: user, value: blocked, quota_mode: true, rate_limit: { unit: day, requests_per_unit: 0 } }
   - key: path
     descriptors:
       - { key: user, shadow_mode: true, rate_limit: { unit: hour, unit_multiplier: 2, requests_per_unit: 9 } }
@@ -206,7 +209,7 @@ descriptors:
   domain edge
     path/user: 9 per 2 hours, shadow mode
     user: 3 per minute, token_bucket
-    user=blocked: 0 per day
+    user=blocked: 0 per day, quota mode
 ";
         assert_eq!(text_of(report), format!("{}: {expected}", folder.root().display()));
     }

@@ -130,7 +130,7 @@ impl HttpError {
                  `service.trusted_peers`."
             }
             Self::ForeignHost => {
-                "Without a token, a request of this machine must have an address or `localhost` as its host. Use 127.0.0.1 or \
+                "Without a token, a request from this machine must name an address or `localhost` as its host. Use 127.0.0.1 or \
                  localhost in the URL, or configure a `token_file`."
             }
             Self::MediaType => "The body must be JSON. Send `Content-Type: application/json`.",
