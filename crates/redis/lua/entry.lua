@@ -141,7 +141,7 @@ local function entry_of(key)
     is_read, entry = pcall(unpack_entry, values[key], KEYS[key])
     if not is_read then
       -- An entry that the script did not write is an error of its own operations only.
-      entry = { counters = {}, name = KEYS[key], foreign = true }
+      entry = { counters = {}, name = KEYS[key], foreign = true, malformed = true }
     end
     entries[key] = entry
     -- From now on the fast path leaves this key to the entry.

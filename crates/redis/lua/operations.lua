@@ -320,6 +320,16 @@ local function override_limit(entry, till, limit)
   entry.dirty = true
 end
 
+-- Nothing of a malformed entry can be kept, so a reset removes it.
+local function drop_malformed(list)
+  for _, item in ipairs(list) do
+    local entry = entry_of(item.key)
+    if entry.malformed then
+      entry.malformed, entry.foreign = nil, nil
+    end
+  end
+end
+
 local function is_foreign(list)
   for _, item in ipairs(list) do
     if entry_of(item.key).foreign then
@@ -357,6 +367,9 @@ local function run(code, at)
     else
       list, at = read_items(count, at, '<HHI7I7', 'time')
     end
+  end
+  if code == RESET then
+    drop_malformed(list)
   end
   if is_foreign(list) then
     return FOREIGN, at

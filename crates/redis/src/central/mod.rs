@@ -232,7 +232,7 @@ impl Drop for AttemptGuard {
 fn unexpected(reply: &OperationReply) -> StoreError {
     let reason = match reply {
         OperationReply::NewerFormat => {
-            "a newer version wrote this counter, or it is malformed; update this node, or delete the key"
+            "a newer version wrote this counter, or it is malformed; update this node, or reset the counter"
         }
         _ => "the reply does not match the operation",
     };

@@ -221,7 +221,7 @@ async fn entry_of_a_newer_format_is_an_error_and_stays_as_it_is() {
 }
 
 #[tokio::test]
-async fn malformed_entry_fails_only_its_own_decisions() {
+async fn malformed_entry_fails_only_its_own_decisions_until_a_reset_removes_it() {
     let server = RedisServer::start();
     let store = connect(&server, TimeSource::Server).await;
     let mut raw = raw(&server).await;
@@ -240,6 +240,14 @@ async fn malformed_entry_fails_only_its_own_decisions() {
             assert!(decided.is_ok(), "{algorithm}: {decided:?}");
             assert_eq!(raw.get::<_, Vec<u8>>(&written[0]).await.unwrap(), malformed);
         }
+        let newer = b"\xf0newer";
+        let _: () = raw.set_ex(&written[0], newer, 1_000).await.unwrap();
+        assert!(store.reset(keys[0]).await.is_err(), "{algorithm}: a newer format is left alone");
+        assert_eq!(raw.get::<_, Vec<u8>>(&written[0]).await.unwrap(), newer);
+        let _: () = raw.set_ex(&written[0], &entry[..1], 1_000).await.unwrap();
+        store.reset(keys[0]).await.unwrap();
+        let decision = store.decide(&first, Timestamp::ZERO).await.unwrap();
+        assert!(decision.passes(), "{algorithm}: {decision:?}");
         redis::cmd("FLUSHALL").query_async::<()>(&mut raw).await.unwrap();
     }
 }

@@ -8,11 +8,14 @@ use std::net::{Ipv4Addr, Ipv6Addr};
 /// Whether `host`, with or without a port, is `localhost` or an address.
 pub(super) fn is_local(host: &[u8]) -> bool {
     let Ok(host) = std::str::from_utf8(host) else { return false };
-    if let Some((address, _port)) = host.strip_prefix('[').and_then(|rest| rest.split_once(']')) {
-        return address.parse::<Ipv6Addr>().is_ok();
-    }
-    let name = host.split_once(':').map_or(host, |(name, _port)| name);
-    name.parse::<Ipv4Addr>().is_ok() || name.eq_ignore_ascii_case("localhost")
+    let (name, after) = match host.strip_prefix('[').and_then(|rest| rest.split_once(']')) {
+        Some((address, after)) if address.parse::<Ipv6Addr>().is_ok() => ("localhost", after),
+        Some(_) => return false,
+        None => host.split_at(host.find(':').unwrap_or(host.len())),
+    };
+    let is_port = |port: &str| port.bytes().all(|byte| byte.is_ascii_digit());
+    (after.is_empty() || after.strip_prefix(':').is_some_and(is_port))
+        && (name.parse::<Ipv4Addr>().is_ok() || name.eq_ignore_ascii_case("localhost"))
 }
 
 #[cfg(test)]
@@ -33,6 +36,9 @@ mod tests {
             "[example.org]",
             "[::1",
             "127.0.0.1@example.org",
+            "[::1].example.org",
+            "[::1]:80@example.org",
+            "localhost:80@example.org",
             "\u{e9}",
         ] {
             assert!(!is_local(host.as_bytes()), "{host}");
