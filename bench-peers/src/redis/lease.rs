@@ -1,7 +1,7 @@
 //! Two nodes with leases: how often they ask Redis, and how fast they decide.
 
 use std::sync::{Arc, Barrier};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use anyhow::Context;
 use tidegate_core::{Algorithm, Check, Coordination, CounterKey, Limit, RuleId, Spec, TimeSpan};
@@ -19,6 +19,8 @@ const DECISIONS: usize = 10_000_000;
 const CLIENTS: usize = 100_000;
 const REQUESTS: u64 = 100;
 const SECONDS: u64 = 60;
+/// More than a run takes.
+const ROOM: Duration = Duration::from_secs(20);
 
 /// What a node did.
 struct NodeRun {
@@ -40,6 +42,7 @@ pub(crate) fn run(redis: &RedisProcess, report: &mut Report, central: Option<f64
     let zipf = zipf_clients();
     let clients: Vec<_> = (0..NODES).map(|node| draw_all(&zipf, node)).collect();
     drop(zipf);
+    await_window_with_room()?;
     let (before, cpu_before) = (redis.info()?, own_cpu()?);
     let start = Arc::new(Barrier::new(NODES));
     // Both nodes at once: they share the clients, and one core.
@@ -76,6 +79,18 @@ pub(crate) fn run(redis: &RedisProcess, report: &mut Report, central: Option<f64
     report.bars.at_most("requests to Redis per decision", operations / decisions, 0.1);
     // The nodes share one core here, so together they are as fast as one.
     report.bars.at_least("× central, decisions per second", speed / central, 10.0);
+    Ok(())
+}
+
+/// Waits if the window ends during the measurement, which takes a small part of a window. At the end of a window all leases end, so
+/// that the first requests of all clients would be counted twice, and a window that is not used up only once.
+fn await_window_with_room() -> anyhow::Result<()> {
+    let since_epoch = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH)?;
+    let left = Duration::from_secs(SECONDS - since_epoch.as_secs() % SECONDS);
+    if left < ROOM {
+        println!("  waiting {} s for the next window", left.as_secs());
+        std::thread::sleep(left);
+    }
     Ok(())
 }
 

@@ -1,5 +1,6 @@
 //! What a connection waits for besides its bytes: the end of the service, and the next check of its timeouts.
 
+use std::cell::Cell;
 use std::fmt;
 use std::future::poll_fn;
 use std::pin::{Pin, pin};
@@ -104,6 +105,57 @@ pub(crate) async fn requeue() {
     .await;
 }
 
+/// Decides for a worker whether answers are deferred with [`requeue`], which only delays them while one connection at a time is
+/// ready.
+#[derive(Debug, Default)]
+pub(crate) struct AnswerDeferral {
+    /// The number of answers, deferred or not.
+    answers: Cell<u64>,
+    /// The connections that wait now.
+    waiting: Cell<usize>,
+    /// Whether another connection waited or answered while the last one waited.
+    is_shared: Cell<bool>,
+    /// The answers since the last one that was deferred.
+    skipped: Cell<u8>,
+}
+
+impl AnswerDeferral {
+    /// After this many answers without a deferral, one is deferred to find out whether others are ready.
+    const MAX_SKIPPED: u8 = 15;
+
+    /// Lets other connections that are ready run first, if recent answers found any.
+    pub(crate) async fn wait(&self) {
+        let number = self.answers.get().wrapping_add(1);
+        self.answers.set(number);
+        if !self.is_shared.get() && self.skipped.get() < Self::MAX_SKIPPED {
+            self.skipped.set(self.skipped.get() + 1);
+            return;
+        }
+        self.skipped.set(0);
+        let others = self.waiting.get();
+        let waiting = WaitingAnswer::new(&self.waiting);
+        requeue().await;
+        drop(waiting);
+        self.is_shared.set(others > 0 || self.answers.get() != number);
+    }
+}
+
+/// Counts a connection that waits. Drop ends the wait, also that of a connection that is aborted.
+struct WaitingAnswer<'w>(&'w Cell<usize>);
+
+impl<'w> WaitingAnswer<'w> {
+    fn new(waiting: &'w Cell<usize>) -> Self {
+        waiting.set(waiting.get() + 1);
+        Self(waiting)
+    }
+}
+
+impl Drop for WaitingAnswer<'_> {
+    fn drop(&mut self) {
+        self.0.set(self.0.get().saturating_sub(1));
+    }
+}
+
 impl fmt::Debug for ConnectionEvents {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("ConnectionEvents").field("interval", &self.interval).finish_non_exhaustive()
@@ -158,6 +210,35 @@ mod tests {
         }
         tasks.await;
         assert_eq!(*order.borrow(), ["a 1", "b 1", "a 2", "b 2"]);
+    }
+
+    #[tokio::test]
+    async fn answers_of_one_connection_at_a_time_are_rarely_deferred() {
+        let deferral = AnswerDeferral::default();
+        for answer in 0..40_u8 {
+            deferral.wait().await;
+            assert_eq!((deferral.skipped.get(), deferral.is_shared.get()), ((answer + 1) % 16, false));
+        }
+        assert_eq!(deferral.waiting.get(), 0);
+    }
+
+    #[tokio::test]
+    async fn answers_of_connections_that_are_ready_together_are_deferred_together() {
+        let deferral = std::rc::Rc::new(AnswerDeferral::default());
+        let most = std::rc::Rc::new(Cell::new(0));
+        let tasks = tokio::task::LocalSet::new();
+        for _ in 0..3 {
+            let (deferral, most) = (std::rc::Rc::clone(&deferral), std::rc::Rc::clone(&most));
+            tasks.spawn_local(async move {
+                for _ in 0..40 {
+                    deferral.wait().await;
+                    most.set(most.get().max(deferral.waiting.get()));
+                    tokio::task::yield_now().await;
+                }
+            });
+        }
+        tasks.await;
+        assert_eq!((most.get(), deferral.waiting.get(), deferral.is_shared.get()), (2, 0, true));
     }
 
     #[tokio::test(start_paused = true)]

@@ -19,7 +19,7 @@ use super::dispatch::dispatch;
 use super::idle_timeout::{IDLE_TICKS, TICK};
 use super::plain::{MAX_LINES, PlainRequest};
 use super::state::ConnectionBuffers;
-use crate::connection_events::{ConnectionEvent, ConnectionEvents, requeue};
+use crate::connection_events::{ConnectionEvent, ConnectionEvents};
 use crate::worker::ServiceWorker;
 
 /// Responses are sent before they become longer than this, except for the last one.
@@ -80,7 +80,7 @@ where
             self.worker.http.put_back(buffers);
             let rest = answered?;
             if !self.deferred.is_empty() {
-                requeue().await;
+                self.worker.http.deferral.wait().await;
                 let mut deferred = std::mem::take(&mut self.deferred);
                 self.send(&mut deferred).await?;
                 self.deferred = deferred;

@@ -8,6 +8,7 @@ use tidegate_headers::HeaderValueCache;
 use tidegate_policy::Scratch;
 use tidegate_store::{Clock, to_system_time};
 
+use crate::connection_events::AnswerDeferral;
 use crate::reservations::ReservationTable;
 
 /// The most requests that a worker delays at once.
@@ -28,6 +29,7 @@ pub(crate) struct HttpState {
     delayed: Cell<usize>,
     buffers: RefCell<Vec<ConnectionBuffers>>,
     date: RefCell<CachedDate>,
+    pub(super) deferral: AnswerDeferral,
 }
 
 /// The buffers of a connection while its requests are answered.
@@ -53,6 +55,7 @@ impl HttpState {
             delayed: Cell::new(0),
             buffers: RefCell::default(),
             date: RefCell::default(),
+            deferral: AnswerDeferral::default(),
         }
     }
 
