@@ -49,29 +49,27 @@ pub(crate) fn run(programs: &Programs, pace: Pace, bars: &mut Bars) -> Vec<Conte
             println!("  {:29} CPU {cpu:7.2} µs: {}", "", raw(|round| round.cpu_micros));
         }
     }
-    bar(&all, "p50 of nginx", |round| round.p50_micros, bars);
-    bar(&all, "CPU time of a request", |round| round.cpu_micros, bars);
+    if let Some(ratio) = added(&all, "p50 of nginx", |round| round.p50_micros) {
+        // Without a bar: one request at a time measures wake-ups and cold caches, which vary from run to run.
+        println!("  {ratio:.2} × what a static 200 adds to the p50");
+    }
+    match added(&all, "CPU time of a request", |round| round.cpu_micros) {
+        Some(ratio) => bars.at_most("× what a static 200 adds to the CPU time of a request", ratio, BAR),
+        None => bars.without_figure("tidegate against a static 200, added to the CPU time of a request"),
+    }
     all
 }
 
 /// What Tidegate adds, against what the static location adds.
-fn bar(all: &[ContenderRounds], what: &str, figure: fn(&ServiceRound) -> f64, bars: &mut Bars) {
+fn added(all: &[ContenderRounds], what: &str, figure: fn(&ServiceRound) -> f64) -> Option<f64> {
     let median = |number: usize| all.get(number)?.median(figure);
-    match (median(0), median(1), median(2)) {
-        (Some(plain), Some(fixed), Some(ours)) => {
-            println!(
-                "  added to the {what}: {:.1} µs (static 200) and {:.1} µs (tidegate)",
-                fixed - plain,
-                ours - plain
-            );
-            bars.at_most(
-                &format!("× what a static 200 adds to the {what}"),
-                (ours - plain) / (fixed - plain),
-                BAR,
-            );
-        }
-        _ => bars.without_figure(&format!("tidegate against a static 200, added to the {what}")),
-    }
+    let (plain, fixed, ours) = (median(0)?, median(1)?, median(2)?);
+    println!(
+        "  added to the {what}: {:.1} µs (static 200) and {:.1} µs (tidegate)",
+        fixed - plain,
+        ours - plain
+    );
+    Some((ours - plain) / (fixed - plain))
 }
 
 fn measure(programs: &Programs, pace: Pace) -> anyhow::Result<Vec<ContenderRounds>> {
