@@ -62,17 +62,25 @@ pub(super) async fn decide<S: Store + 'static>(
         }
     };
     let is_exhausted = exceeds_alternatives(&found, decision.as_ref());
-    if let Some(charged) =
-        decision.as_ref().filter(|decision| is_exhausted && !is_blocked && decision.passes())
+    if let Some(decision) =
+        decision.as_mut().filter(|decision| is_exhausted && !is_blocked && decision.passes())
     {
-        let store = worker.limiter.store();
-        // If the refund fails, the counters are too high, never too low.
-        let _ = store.refund(&charged.refunds(&checks), now).await;
-        // What remains after it.
-        decision = store.peek(&checks, now).await.ok().or(decision);
+        refund(worker.limiter.store(), decision, &checks, now).await;
     }
     drop(checks);
     Ok(respond(worker, (&found, &keys), (decision.as_ref(), is_exhausted), (now, envoy, record)))
+}
+
+/// Refunds what was charged, and reports what remains then. The verdicts stay, whatever other calls change meanwhile.
+async fn refund<S: Store>(store: &S, decision: &mut Decision, checks: &[Check<'_>], now: Timestamp) {
+    // If the refund fails, the counters are too high, never too low.
+    let _ = store.refund(&decision.refunds(checks), now).await;
+    let Ok(current) = store.peek(checks, now).await else { return };
+    for (outcome, current) in decision.outcomes.iter_mut().zip(current.outcomes) {
+        if outcome.verdict.is_pass() {
+            *outcome = Outcome { verdict: outcome.verdict, ..current };
+        }
+    }
 }
 
 /// A descriptor of the call with its limit.
