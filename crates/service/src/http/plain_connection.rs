@@ -204,7 +204,7 @@ fn skip_empty_lines(mut input: &[u8]) -> &[u8] {
     input
 }
 
-/// The result of `answering`; `None` if the client closes the connection first, because nobody waits for the answer then. If
+/// The result of `answering`; `None` if the client closes the connection first, because no client waits for the answer then. If
 /// the client sends the beginning of another request, it is read into `early`, and nothing is read after it: a client that has
 /// sent all of its requests may close its side and still wait for the answers.
 async fn while_connected<T>(
