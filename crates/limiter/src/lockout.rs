@@ -10,12 +10,13 @@ pub(crate) type LockOuts = SmallVec<[(usize, TimeSpan); 2]>;
 
 /// The checks of a request whose client is locked out now.
 pub(crate) fn active(penalties: &Penalties, matched: &MatchedRequest<'_>, now: Timestamp) -> LockOuts {
-    let checks = matched.checks().iter().zip(matched.rules()).enumerate();
-    let checks = checks.filter(|(_, (check, rule))| check.role == Role::Binding && rule.penalty.is_some());
-    checks.filter_map(|(index, (check, _))| Some((index, penalties.lock_out(check.key, now)?))).collect()
+    let checks = matched.checks().iter().enumerate();
+    let checks =
+        checks.filter(|(index, check)| check.role == Role::Binding && matched.penalty(*index).is_some());
+    checks.filter_map(|(index, check)| Some((index, penalties.lock_out(check.key, now)?))).collect()
 }
 
-/// Records a violation at every counter that rejected the request. Returns those whose client is locked out now.
+/// Records a violation at every counter that rejected the request and may lock out its client. Returns those whose client is locked out now.
 pub(crate) fn record_violations(
     penalties: &Penalties,
     matched: &MatchedRequest<'_>,
@@ -24,7 +25,7 @@ pub(crate) fn record_violations(
 ) -> LockOuts {
     let judged = matched.check_results(decision).enumerate().filter(|(_, judged)| judged.rejects());
     let violated = judged.filter_map(|(index, judged)| {
-        let penalty = judged.rule.penalty.as_ref()?;
+        let penalty = matched.penalty(index)?;
         Some((index, penalties.record_violation(judged.check.key, penalty, now)?))
     });
     violated.collect()

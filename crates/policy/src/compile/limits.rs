@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use tidegate_core::{Algorithm, Limit, LimitError, RuleId, Spec};
 
 use crate::compile::names::NameConflict;
-use crate::compile::{CompileContext, mode, rules, scalar, store};
+use crate::compile::{CompileContext, counters, mode, rules, scalar, store};
 use crate::endpoints::EndpointPattern;
 use crate::language::{ALGORITHMS, ENDPOINT, GLOBAL, LIMIT, Mapping};
 use crate::plan::{Clients, EndpointRule, PathCase, Quota, RateLimits, Rule, Tier};
@@ -56,7 +56,11 @@ pub(super) fn rate_limits<'s>(
     // Rules come last, so that a name conflict is reported at the rule.
     let (rules, concurrent) =
         fields.get("rules").map(|node| rules::rules(node, clients, context)).unwrap_or_default();
-    RateLimits { global, tenant, default, tiers, rules, endpoints, concurrent }
+    let limits = RateLimits { global, tenant, default, tiers, rules, endpoints, concurrent };
+    if let Some(clients) = clients {
+        counters::check(clients, &limits, &context.targets, &mut context.report);
+    }
+    limits
 }
 
 fn reject_unlimited(node: &YamlNode<'_>, hint: &str, context: &mut CompileContext<'_, '_>) -> Option<()> {

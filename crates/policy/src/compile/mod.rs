@@ -7,6 +7,7 @@ mod addresses;
 mod admin;
 mod clients;
 mod costs;
+pub(crate) mod counters;
 mod files;
 mod http;
 mod identities;

@@ -346,6 +346,7 @@ fn explain_checks(
         .enumerate()
         .map(|(index, ((check, rule), outcome))| ExplainedRule {
             charge: matched.charge(index).map(ToString::to_string),
+            penalty: matched.penalty(index).map(describe_penalty),
             condition_failed: failed.contains(&rule.id),
             ..explain_check(check, rule, outcome)
         })
@@ -373,7 +374,7 @@ fn explain_check(check: &Check<'_>, rule: &Rule, outcome: &Outcome) -> Explained
         charge: None,
         binding: check.role == Role::Binding,
         mode: rule.mode.to_string(),
-        penalty: rule.penalty.as_ref().map(describe_penalty),
+        penalty: None,
         sharing: rule.sharing.map(ExplainedSharing::new),
         condition_failed: false,
         outcome: ExplainedOutcome {

@@ -104,7 +104,7 @@ const PENALTY_KEY: PolicyKey = PolicyKey::new(
 pub(crate) static PENALTY: Mapping = Mapping {
     name: "`penalty`",
     path: "rate_limits.default.penalty",
-    doc: "A lockout: the client gets 429 until it ends, even if the limit would admit the request. Every limit except the global one can have it; with `per_each` each counter has its own. A violation expires after a `window` without another one; a doubling expires after the duration of its lockout (at least a `window`).",
+    doc: "A lockout: the client gets 429 until it ends, even if the limit would admit the request. Every limit except the global one can have it; with `per_each` each counter has its own. It locks out addresses, API keys and verified users and tenants; counters of other identities only limit. A violation expires after a `window` without another one; a doubling expires after the duration of its lockout (at least a `window`).",
     keys: &[
         PolicyKey::new("after", Count(1), "The number of violations that causes a lockout.", "3").required(),
         PolicyKey::new("for", Duration, "The duration of the first lockout.", "1m").required(),
@@ -171,7 +171,7 @@ pub(crate) static RULE: Mapping = Mapping {
         PolicyKey::new(
             "per",
             Either(&[OneOrMany(&IDENTITY), Choice(&[EVERYBODY])]),
-            "One counter for each combination of these identities; `everybody` means one counter for all clients. If a request lacks an identity, the client from `identify_by` is counted instead.",
+            "One counter for each combination of these identities; `everybody` means one counter for all clients. If a request lacks an identity, the client from `identify_by` is counted instead. A combination with `cookie` or `fingerprint` needs an enforced rule with `per: ip` for the same requests.",
             "[ip, user]",
         )
             .default("each client"),

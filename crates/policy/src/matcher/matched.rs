@@ -4,7 +4,9 @@ use http::HeaderMap;
 use http::header::HeaderName;
 use ipnet::IpNet;
 use smallvec::SmallVec;
-use tidegate_core::{Check, Cost, CounterKey, Decision, LimitReport, Outcome, Role, Timestamp, Verdict};
+use tidegate_core::{
+    Check, Cost, CounterKey, Decision, LimitReport, Outcome, Penalty, Role, Timestamp, Verdict,
+};
 
 use crate::bans::{Ban, Bans};
 use crate::directory::Directory;
@@ -208,6 +210,13 @@ impl<'a> MatchedRequest<'a> {
     /// The checks, to be decided together.
     pub fn checks(&self) -> &[Check<'a>] {
         &self.checks
+    }
+
+    /// The penalty for violations of check number `index`; `None` if a lock-out could affect other clients.
+    pub fn penalty(&self, index: usize) -> Option<&'a Penalty> {
+        let penalty = self.rules.rule(index)?.penalty.as_ref()?;
+        let key = self.checks.get(index)?.key;
+        self.rules.plan.clients.may_lock_out_counter(key.client).then_some(penalty)
     }
 
     /// The rules that apply. They can outlive this value.

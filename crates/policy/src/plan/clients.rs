@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use ipnet::IpNet;
 
-use crate::identity::{ClientKind, Verifier};
+use crate::identity::{ClientKind, Verifier, parts};
 
 /// How clients are identified. Header names are lower case.
 #[derive(Clone, Debug)]
@@ -32,6 +32,44 @@ pub struct Clients {
     pub tiers: TierSource,
     /// Clients that are exempt from limits.
     pub exempt: ExemptClients,
+}
+
+impl Clients {
+    /// Whether a penalty may lock out this identity. Other clients must not have it, and a client must not be able to use
+    /// that of another.
+    pub(crate) fn may_lock_out(&self, kind: ClientKind) -> bool {
+        // A header of a proxy may be what the client has typed, for example the name in a login form. Without a source, only
+        // a caller of the decision service names users and tenants.
+        let is_verified = |source: &Option<NameSource>| !matches!(source, Some(NameSource::Header(_)));
+        match kind {
+            // Nobody else knows an API key, verified or not.
+            ClientKind::Ip | ClientKind::ApiKey => true,
+            ClientKind::User => is_verified(&self.user),
+            ClientKind::Tenant => is_verified(&self.tenant),
+            ClientKind::Cookie | ClientKind::Fingerprint | ClientKind::Anonymous => false,
+        }
+    }
+
+    /// Whether a penalty may lock out the counter `key`. In a combination, one such identity is enough: the lock-out
+    /// applies to no other client.
+    pub(crate) fn may_lock_out_counter(&self, key: &[u8]) -> bool {
+        parts(key).any(|(kind, _)| self.may_lock_out(kind))
+    }
+
+    /// Whether a client can have a new identity of this kind with each request. `verify: none` for API keys has a warning of
+    /// its own.
+    pub(crate) fn is_chosen_by_client(&self, kind: ClientKind) -> bool {
+        match kind {
+            ClientKind::Fingerprint => true,
+            // Without a name it has been reported.
+            ClientKind::Cookie => self.cookie.is_some(),
+            ClientKind::ApiKey
+            | ClientKind::User
+            | ClientKind::Tenant
+            | ClientKind::Ip
+            | ClientKind::Anonymous => false,
+        }
+    }
 }
 
 /// Where to find a user or tenant in a request.

@@ -33,8 +33,9 @@ impl Finding {
     }
 
     /// An error of a value.
-    pub(crate) fn error(node: &YamlNode<'_>, what: impl Into<String>) -> Self {
-        Self::new(Severity::Error, node.position, Some(node.into()), what)
+    pub(crate) fn error(node: impl Into<NodeRef>, what: impl Into<String>) -> Self {
+        let target = node.into();
+        Self::new(Severity::Error, target.position, Some(target), what)
     }
 
     /// An error of a key.

@@ -1,6 +1,7 @@
 //! Warns about identities that clients can choose themselves or that nothing verifies.
 
 use crate::compile::WarningTargets;
+use crate::compile::counters::AddressLimits;
 use crate::identity::ClientKind;
 use crate::plan::{Clients, NameSource, Plan, RuleMatch};
 use crate::raw::{Finding, ProblemReport};
@@ -8,6 +9,7 @@ use crate::render::quote;
 
 pub(super) fn find(plan: &Plan, targets: &WarningTargets, report: &mut ProblemReport<'_>) {
     api_keys(&plan.clients, targets, report);
+    chosen_by_clients(plan, targets, report);
     proxied(&plan.clients, targets, report);
     client_headers(plan, targets, report);
 }
@@ -26,6 +28,23 @@ fn api_keys(clients: &Clients, targets: &WarningTargets, report: &mut ProblemRep
             "list the valid keys in a file: `clients: { tiers: { file: keys.csv } }`; or remove `api_key`";
         report.push(Finding::warning(target, what).hint(hint));
     }
+}
+
+/// Identities in `identify_by` that a client can change with each request.
+fn chosen_by_clients(plan: &Plan, targets: &WarningTargets, report: &mut ProblemReport<'_>) {
+    let clients = &plan.clients;
+    // Every request has an address, so later identities are not used.
+    let used = clients.identify_by.iter().take_while(|kind| **kind != ClientKind::Ip);
+    let mut chosen = used.filter(|kind| clients.is_chosen_by_client(**kind));
+    let Some((kind, target)) = chosen.next().zip(targets.identify_by) else { return };
+    if AddressLimits::of_rates(clients, &plan.rate_limits).cover_all() {
+        return;
+    }
+    let what = format!(
+        "`{kind}` in `identify_by`: a client that sends a new {kind} with each request has no limit of its own"
+    );
+    let hint = "add a limit for each address to `rate_limits.rules`: `{ name: address, per: ip, requests: 300, window: 1m }`";
+    report.push(Finding::warning(target, what).hint(hint));
 }
 
 /// Headers that only a trusted proxy may send, in a policy without trusted proxies.

@@ -28,7 +28,7 @@ pub(crate) fn find(plan: &Plan, targets: &WarningTargets, report: &mut ProblemRe
 }
 
 impl WarningTargets {
-    fn rule(&self, id: RuleId) -> NodeRef {
+    pub(crate) fn rule(&self, id: RuleId) -> NodeRef {
         self.rules.get(&id).copied().unwrap_or_default()
     }
 }

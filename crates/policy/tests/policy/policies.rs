@@ -377,12 +377,75 @@ const LIMIT: &str = "rate_limits: { default: { requests: 1, window: 1m } }\n";
 #[test]
 fn api_key_in_explicit_identify_by_without_keys_file_warns() {
     let what = "`api_key` in `identify_by` is ignored: nothing verifies API keys";
-    for identify_by in ["[api_key, ip]", "[ip, api_key]", "[cookie, api_key]"] {
-        let text = format!("clients:\n  cookie: {{ name: s }}\n  identify_by: {identify_by}\n{LIMIT}");
+    for identify_by in ["[api_key, ip]", "[ip, api_key]", "[user, api_key]"] {
+        let text = format!(
+            "clients:\n  user: {{ header: X-User }}\n  identify_by: {identify_by}\n  ip: {{ trusted_proxies: 10.0.0.1 }}\n{LIMIT}"
+        );
         assert_eq!(warnings(&text), [format!("3: {what}")]);
     }
     assert_eq!(warnings(LIMIT), [""; 0], "the default identifies by API keys, too");
     assert_eq!(warnings(&format!("clients: {{ identify_by: ip }}\n{LIMIT}")), [""; 0]);
+}
+
+#[test]
+fn identity_that_clients_choose_in_identify_by_warns_unless_each_address_is_limited() {
+    for kind in ["cookie", "fingerprint"] {
+        let clients = |by: &str| format!("clients:\n  cookie: {{ name: s }}\n  identify_by: {by}\n");
+        let what = format!(
+            "3: `{kind}` in `identify_by`: a client that sends a new {kind} with each request has no limit of its own"
+        );
+        for by in [format!("[{kind}, ip]"), kind.to_owned()] {
+            assert_eq!(warnings(&format!("{}{LIMIT}", clients(&by))), [what.as_str()]);
+        }
+        let rule = |rest: &str| {
+            let clients = clients(&format!("[{kind}, ip]"));
+            format!(
+                "{clients}rate_limits:\n  rules:\n    - {{ name: a, requests: 9, window: 1m, per: ip{rest} }}\n\
+                 \x20   - {{ name: b, requests: 5, window: 1m }}\n"
+            )
+        };
+        assert_eq!(warnings(&rule("")), [""; 0]);
+        assert_eq!(warnings(&rule(", mode: shadow")), [what.as_str()]);
+        assert_eq!(warnings(&rule(", match: { path: /a }")), [what.as_str()]);
+        assert_eq!(warnings(&format!("{}{LIMIT}", clients(&format!("[ip, {kind}]")))), [""; 0]);
+    }
+}
+
+#[test]
+fn rule_that_counts_what_clients_choose_needs_a_limit_per_address() {
+    let compiles = |rules: &str| {
+        let text = format!("clients: {{ cookie: {{ name: s }} }}\nrate_limits:\n  rules:\n{rules}");
+        compile("policy.yaml", text.as_bytes(), &NoFiles).is_ok()
+    };
+    for per in
+        ["per: cookie", "per: fingerprint", "per: [ip, fingerprint]", "per_each: [cookie, fingerprint]"]
+    {
+        let rule = format!(
+            "    - {{ name: r, {per}, match: {{ method: POST, path: /a }}, requests: 5, window: 1h }}\n"
+        );
+        assert!(!compiles(&rule), "{per}");
+        for (cover, is_enough) in [
+            ("per: ip", true),
+            ("per_each: [ip, cookie]", true),
+            ("per: ip, match: { path: /a }", true),
+            ("per: ip, match: { method: POST, path: /a }", true),
+            ("per: ip, match: { path: /b }", false),
+            ("per: ip, match: { path: /a, header: { x: y } }", false),
+            ("per: ip, mode: shadow", false),
+            ("per: ip, charge: { after: { status: [401] } }", false),
+            ("per: everybody", false),
+            ("per: [ip, cookie]", false),
+        ] {
+            let rules = format!("{rule}    - {{ name: c, {cover}, requests: 50, window: 1h }}\n");
+            assert_eq!(compiles(&rules), is_enough, "{per}, {cover}");
+        }
+    }
+    assert!(compiles("    - { name: r, per_each: [ip, fingerprint], requests: 5, window: 1h }\n"));
+    let concurrent = "    - { name: r, per: cookie, concurrent: 5 }\n";
+    assert!(!compiles(&format!("{concurrent}    - {{ name: a, per: ip, requests: 5, window: 1h }}\n")));
+    assert!(compiles(&format!("{concurrent}    - {{ name: a, per: ip, concurrent: 50 }}\n")));
+    let by_address = "clients: { identify_by: ip }\nrate_limits: { default: { requests: 9, window: 1m }, rules: [{ name: r, per: fingerprint, requests: 5, window: 1h }] }";
+    assert!(compile("policy.yaml", by_address.as_bytes(), &NoFiles).is_ok());
 }
 
 #[test]

@@ -156,15 +156,19 @@ async fn lock_outs_double_up_to_the_maximum_and_decay_step_by_step() {
 }
 
 #[tokio::test]
-async fn lock_out_applies_to_one_dimension_of_per_each() {
+async fn lock_out_never_follows_an_account_or_a_browser_that_a_stranger_can_use() {
     let setup = Setup::new(LOGIN).await;
-    for n in 0..4 {
-        setup.log_in(&format!("203.0.113.{n}"), "ann", &format!("browser/{n}")).await;
+    for n in 0..8 {
+        setup.log_in(&format!("203.0.113.{n}"), "ann", "firefox").await;
     }
-    // Many addresses and browsers, but one account: the account is locked out.
-    let response = setup.log_in("203.0.113.99", "ann", "another").await;
-    assert_eq!(response.json()["error"], "locked_out");
-    assert_eq!(setup.log_in("203.0.113.0", "bob", "browser/0").await.status, 401);
+    // The account and the browser are limited, although no address is.
+    for (user, browser) in [("ann", "chrome"), ("bob", "firefox")] {
+        let response = setup.log_in("203.0.113.99", user, browser).await;
+        assert_eq!(response.json()["error"], "rate_limit_exceeded", "{user}, {browser}");
+    }
+    assert!(setup.gateway.penalties().is_empty());
+    setup.advance(11);
+    assert_eq!(setup.log_in("198.51.100.7", "ann", "firefox").await.status, 401);
 }
 
 #[tokio::test]

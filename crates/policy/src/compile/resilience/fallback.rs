@@ -127,7 +127,7 @@ pub(in crate::compile) fn resolve_fallbacks(
             None => routing::report_unknown_upstream(node, name, &names, report),
             Some(to) if to == from => {
                 let finding =
-                    Finding::error(node, format!("the upstream {} is its own fallback", quote(name)));
+                    Finding::error(*node, format!("the upstream {} is its own fallback", quote(name)));
                 report.push(finding.hint("name another upstream"));
             }
             Some(to) => {
@@ -156,7 +156,7 @@ fn report_cycles(
             visited.insert(at, start);
             if visited.get(to) == Some(&start) {
                 let cycle = describe_cycle(*to, names, next);
-                let finding = Finding::error(node, format!("the fallbacks form a cycle: {cycle}"));
+                let finding = Finding::error(*node, format!("the fallbacks form a cycle: {cycle}"));
                 report.push(finding.hint("remove one of these fallbacks"));
             }
             at = *to;
