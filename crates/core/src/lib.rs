@@ -63,6 +63,7 @@ mod sliding_log;
 mod time;
 mod token_bucket;
 mod units;
+mod visible;
 mod word;
 
 pub use bucket::{Level, Rate};
@@ -95,6 +96,7 @@ pub use sliding_log::{AdmissionLog, SlidingLog};
 pub use time::{Tick, TimeSpan, Timestamp};
 pub use token_bucket::{TokenBucket, UnitCharge};
 pub use units::{ByteSize, SIZE_UNITS, TIME_UNITS};
+pub use visible::is_visible;
 
 /// The examples of README.md.
 #[cfg(doctest)]

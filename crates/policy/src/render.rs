@@ -3,6 +3,8 @@
 use std::fmt;
 use std::ops::Range;
 
+use tidegate_core::is_visible;
+
 use crate::problem::{Excerpt, Problem};
 
 /// The number of characters of a line that an excerpt shows.
@@ -118,16 +120,12 @@ pub(crate) fn quote(text: &str) -> String {
     format!("`{shown}`")
 }
 
-/// Replaces characters that would misalign the caret line or change the terminal's state.
+/// Replaces characters that would misalign the caret line, change the terminal's state or be overlooked.
 pub(crate) fn visible(c: char) -> char {
     match c {
         '\t' => ' ',
-        // Bidirectional control characters could make a line look different from what it is.
-        '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}' | '\u{200e}' | '\u{200f}' | '\u{feff}' => {
-            '\u{fffd}'
-        }
-        c if c.is_control() => '\u{fffd}',
-        c => c,
+        c if is_visible(c) => c,
+        _ => '\u{fffd}',
     }
 }
 
@@ -147,6 +145,7 @@ mod tests {
     fn excerpt_and_quote_replace_escape_sequences() {
         assert!(!quote("\u{1b}[2J").contains('\u{1b}'));
         assert!(!excerpt("a: \u{1b}[2J", 0, 1).text.contains('\u{1b}'));
+        assert_eq!(quote("a\u{ad}b\u{e0041}"), "`a\u{fffd}b\u{fffd}`");
     }
 
     #[test]

@@ -154,7 +154,7 @@ fn is_handing_over(status: StatusCode, result: &Value) -> bool {
 
 /// The error message and the hint of an API response.
 fn api_error(status: StatusCode, result: &Value) -> anyhow::Error {
-    let text = |key: &str| result[key].as_str().map(super::replace_controls).unwrap_or_default();
+    let text = |key: &str| result[key].as_str().map(super::replace_invisible).unwrap_or_default();
     let message = match text("message") {
         message if message.is_empty() => status.to_string(),
         message => message,

@@ -11,6 +11,7 @@ use std::io::Write;
 use anyhow::{Context, bail};
 use http::Method;
 use serde_json::{Value, json};
+use tidegate_core::is_visible;
 
 use crate::args::{
     BackupArgs, BanArgs, BansArgs, BansFormat, BreakerArgs, BreakerVerb, Format, OverrideArgs, ResetArgs,
@@ -164,7 +165,7 @@ fn print_result(
 ) -> anyhow::Result<CommandOutcome> {
     print_text(&match format {
         Format::Json => format!("{result:#}\n"),
-        Format::Human => replace_controls(&to_text(result)),
+        Format::Human => replace_invisible(&to_text(result)),
     })
 }
 
@@ -173,9 +174,9 @@ fn print_text(text: &str) -> anyhow::Result<CommandOutcome> {
     Ok(CommandOutcome::Success)
 }
 
-/// Replaces control characters, which could change what a terminal shows.
-fn replace_controls(text: &str) -> String {
-    text.chars().map(|c| if c.is_control() && c != '\n' { '\u{fffd}' } else { c }).collect()
+/// Replaces characters that could change what a terminal shows, or be overlooked.
+fn replace_invisible(text: &str) -> String {
+    text.chars().map(|c| if is_visible(c) || c == '\n' { c } else { '\u{fffd}' }).collect()
 }
 
 fn items(value: &Value) -> impl Iterator<Item = &Value> {

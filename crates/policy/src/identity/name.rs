@@ -12,6 +12,7 @@ use std::str::FromStr;
 use serde::{Serialize, Serializer};
 use sha2::{Digest, Sha256};
 use strsim::damerau_levenshtein;
+use tidegate_core::is_visible;
 
 use super::{ClientKind, Identities, append, parts};
 
@@ -400,9 +401,7 @@ fn percent_encoded(bytes: &[u8]) -> String {
 
 /// Whether a character is safe in logs and terminals and has no special meaning in names.
 fn is_plain(c: char) -> bool {
-    let is_invisible =
-        matches!(c, '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{2069}' | '\u{feff}');
-    !c.is_control() && !is_invisible && c != '%' && c != '…'
+    is_visible(c) && c != '%' && c != '…'
 }
 
 fn percent_decoded(text: &str) -> Result<Vec<u8>, ClientNameError> {
