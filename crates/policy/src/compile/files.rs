@@ -28,12 +28,14 @@ pub(super) fn read_file(node: &YamlNode<'_>, context: &mut CompileContext<'_, '_
     None
 }
 
-/// Iterates over the lines of a list file, numbered from 1, without comments and empty lines.
+/// Iterates over the lines of a list file, numbered from 1, without comments and empty lines. A comment begins at `#` at the
+/// start of a line or after white space: a key may contain `#`.
 pub(super) fn lines(bytes: &[u8]) -> impl Iterator<Item = (usize, &[u8])> {
     let lines = bytes.split(|byte| *byte == b'\n').enumerate();
     lines
         .map(|(index, line)| {
-            let end = line.iter().position(|byte| *byte == b'#').unwrap_or(line.len());
+            let is_comment = |at: usize| line[at] == b'#' && (at == 0 || line[at - 1].is_ascii_whitespace());
+            let end = (0..line.len()).find(|at| is_comment(*at)).unwrap_or(line.len());
             (index + 1, line.get(..end).unwrap_or_default().trim_ascii())
         })
         .filter(|(_, line)| !line.is_empty())
@@ -54,5 +56,18 @@ pub(super) fn report_invalid_lines(
     if let Some(more) = invalid.len().checked_sub(MAX_REPORTED_LINES).filter(|more| *more > 0) {
         let finding = Finding::error(node, format!("{}: {more} more invalid lines", quote(file)));
         context.report.push(finding.expected(expected));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn comment_in_a_list_begins_only_after_white_space() {
+        let text = b"# all\nZx#9f8e\n10.0.0.1 # one\n\t#two\na#b # c\n\xff##\r\n";
+        let found: Vec<_> = lines(text).collect();
+        let expected: [(usize, &[u8]); 4] = [(2, b"Zx#9f8e"), (3, b"10.0.0.1"), (5, b"a#b"), (6, b"\xff##")];
+        assert_eq!(found, expected);
     }
 }
