@@ -17,6 +17,10 @@ const MAX_DEPTH: usize = 32;
 /// The maximum number of values. A rule has ten to twenty, keys included, so tens of thousands of rules fit.
 const MAX_NODES: usize = 1_000_000;
 
+/// The maximum length of the texts that anchors and aliases copy, in bytes. A text with escapes is not a part of the file, so
+/// every copy takes memory.
+const MAX_COPIED_TEXT: usize = 16 << 20;
+
 /// Parses `text`. Returns `None` if it is empty or invalid; problems go to `report`.
 pub(crate) fn parse<'s>(text: &'s str, report: &mut ProblemReport<'s>) -> Option<YamlNode<'s>> {
     let mut options = Options::default();
@@ -95,6 +99,8 @@ struct OpenLevel<'s> {
 struct AnchorTarget<'s> {
     node: YamlNode<'s>,
     nodes: usize,
+    /// The length of all its texts.
+    text: usize,
 }
 
 #[derive(Default)]
@@ -104,6 +110,8 @@ struct TreeBuilder<'s> {
     root: Option<YamlNode<'s>>,
     documents: usize,
     nodes: usize,
+    /// The length of the texts that were copied.
+    copied_text: usize,
     next_id: u32,
 }
 
@@ -169,6 +177,21 @@ impl<'s> TreeBuilder<'s> {
         Err(ParseAbort)
     }
 
+    fn count_copy(
+        &mut self,
+        length: usize,
+        at: SourcePosition,
+        report: &mut ProblemReport<'s>,
+    ) -> Result<(), ParseAbort> {
+        self.copied_text = self.copied_text.saturating_add(length);
+        if self.copied_text <= MAX_COPIED_TEXT {
+            return Ok(());
+        }
+        let finding = Finding::error_at(at, "the aliases of the file copy more than 16 MiB of text");
+        report.push(finding.hint("use fewer aliases of long values"));
+        Err(ParseAbort)
+    }
+
     fn open(
         &mut self,
         open: OpenCollection<'s>,
@@ -209,7 +232,9 @@ impl<'s> TreeBuilder<'s> {
         if anchor != 0 {
             // The anchor keeps a copy, so it counts.
             self.count(nodes, node.position, report)?;
-            self.anchors.insert(anchor, AnchorTarget { node: node.clone(), nodes });
+            let text = text_length(node);
+            self.count_copy(text, node.position, report)?;
+            self.anchors.insert(anchor, AnchorTarget { node: node.clone(), nodes, text });
         }
         Ok(())
     }
@@ -220,12 +245,14 @@ impl<'s> TreeBuilder<'s> {
         at: SourcePosition,
         report: &mut ProblemReport<'s>,
     ) -> Result<(), ParseAbort> {
-        let Some(nodes) = self.anchors.get(&id).map(|anchored| anchored.nodes) else {
+        let Some((nodes, text)) = self.anchors.get(&id).map(|anchored| (anchored.nodes, anchored.text))
+        else {
             let finding = Finding::error_at(at, "the alias refers to a value that contains it");
             report.push(finding.hint("write the values out instead of using an alias"));
             return Err(ParseAbort);
         };
         self.count(nodes, at, report)?;
+        self.count_copy(text, at, report)?;
         let Some(mut node) = self.anchors.get(&id).map(|anchored| anchored.node.clone()) else {
             return Err(ParseAbort);
         };
@@ -288,6 +315,17 @@ fn read_key<'s>(
 fn reject_tag(tagged: bool, at: SourcePosition, report: &mut ProblemReport<'_>) {
     if tagged {
         report.push(Finding::error_at(at, "YAML tags (`!name`) are not supported").hint("remove the tag"));
+    }
+}
+
+/// The length of all texts of a node, keys included.
+fn text_length(node: &YamlNode<'_>) -> usize {
+    match &node.value {
+        YamlValue::Scalar { text, .. } => text.len(),
+        YamlValue::List(items) => items.iter().map(text_length).sum(),
+        YamlValue::Mapping(entries) => {
+            entries.iter().map(|entry| entry.key.text.len() + text_length(&entry.value)).sum()
+        }
     }
 }
 
