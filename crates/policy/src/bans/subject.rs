@@ -5,7 +5,7 @@ use std::net::IpAddr;
 
 use ipnet::IpNet;
 
-use crate::compile::network::{NetworkProblem, network};
+use crate::compile::network::{NetworkProblem, banned_network};
 use crate::identity::{ClientKind, ClientName, ClientNameError};
 
 /// The maximum length of a name in bytes.
@@ -53,15 +53,7 @@ impl Subject {
         }
         let address = text.strip_prefix("ip:").unwrap_or(text);
         if address.len() < text.len() || looks_like_network(text) {
-            let found = match address.parse::<IpAddr>().map(|address| address.to_canonical()) {
-                Ok(IpAddr::V6(address)) => {
-                    IpNet::new(address.into(), ipv6_prefix).map(|net| net.trunc()).ok()
-                }
-                Ok(address) => Some(IpNet::from(address)),
-                Err(_) => None,
-            };
-            return found
-                .map_or_else(|| network(address), Ok)
+            return banned_network(address, ipv6_prefix)
                 .map(Self::Network)
                 .map_err(|NetworkProblem { what, hint }| SubjectError::Network { what, hint });
         }

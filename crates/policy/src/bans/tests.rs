@@ -95,6 +95,8 @@ fn subject_displayed_parses_again_and_hides_secrets() {
         ("203.0.113.7", "ip:203.0.113.7"),
         ("::ffff:203.0.113.7", "ip:203.0.113.7"),
         ("ip:203.0.113.0/24", "ip:203.0.113.0/24"),
+        ("::ffff:198.51.7.0/120", "ip:198.51.7.0/24"),
+        ("::ffff:0:0/96", "ip:0.0.0.0/0"),
         ("2001:db8::7", "ip:2001:db8::/64"),
         ("2001:db8::7/128", "ip:2001:db8::7/128"),
         ("user:bob", "user:bob"),
@@ -113,6 +115,8 @@ fn subject_displayed_parses_again_and_hides_secrets() {
 fn subject_invalid_returns_the_reason() {
     let wrong = |text: &str| Subject::parse(text, 64).unwrap_err().to_string();
     assert!(wrong("203.0.113.7/24").contains("`203.0.113.0/24`"), "{}", wrong("203.0.113.7/24"));
+    assert!(wrong("::ffff:198.51.7.1/120").contains("`198.51.7.0/24`"), "{}", wrong("::ffff:198.51.7.1/120"));
+    assert!(wrong("::ffff:198.51.7.1/64").contains("96 to 128"), "{}", wrong("::ffff:198.51.7.1/64"));
     assert!(wrong("203.0.113").contains("all four parts"), "{}", wrong("203.0.113"));
     assert!(wrong("ip:everywhere").contains("invalid network"), "{}", wrong("ip:everywhere"));
     assert!(wrong("bob").contains("user:bob"));

@@ -248,7 +248,7 @@ fn decode<'s>(
     let bans = fields.get("bans").and_then(|node| {
         context.targets.bans = NodeRef::from(node);
         let fields = Fields::open(node, &BANS, &mut context.report)?;
-        Some(network::bans(&fields, context))
+        Some(network::bans(&fields, clients.as_ref(), context))
     });
     let headers = headers(&fields, &mut context.report);
     let error_body = error_body(&fields, &mut context.report);

@@ -5,6 +5,7 @@ use std::net::IpAddr;
 use ipnet::IpNet;
 
 use crate::compile::{CompileContext, files, scalar};
+use crate::plan::Clients;
 use crate::raw::{Fields, Finding, NodeRef, ProblemReport, YamlNode};
 use crate::render::quote;
 
@@ -18,10 +19,18 @@ pub(crate) struct NetworkProblem {
 
 /// Decodes one or several networks, each with its node.
 pub(super) fn networks(node: &YamlNode<'_>, report: &mut ProblemReport<'_>) -> Vec<(IpNet, NodeRef)> {
+    parse_all(node, network, report)
+}
+
+fn parse_all(
+    node: &YamlNode<'_>,
+    parse: impl Fn(&str) -> Result<IpNet, NetworkProblem>,
+    report: &mut ProblemReport<'_>,
+) -> Vec<(IpNet, NodeRef)> {
     let mut found = Vec::new();
     for item in scalar::one_or_many(node, "network", report) {
         let Some(text) = scalar::text(item, "a network, for example `10.0.0.0/8`", report) else { continue };
-        match network(text) {
+        match parse(text) {
             Ok(network) => found.push((network, NodeRef::from(item))),
             Err(NetworkProblem { what, hint }) => {
                 report.push(Finding::error(item, what).expected(EXPECTED).hint(hint));
@@ -31,6 +40,19 @@ pub(super) fn networks(node: &YamlNode<'_>, report: &mut ProblemReport<'_>) -> V
     found
 }
 
+/// Parses a network to ban. An IPv6 address without a prefix length means its network of `ipv6_prefix` bits, because one client
+/// usually has the whole network.
+pub(crate) fn banned_network(text: &str, ipv6_prefix: u8) -> Result<IpNet, NetworkProblem> {
+    let found = network(text)?;
+    match found {
+        IpNet::V6(_) if !text.contains('/') => {
+            Ok(IpNet::new(found.addr(), ipv6_prefix).map_or(found, |network| network.trunc()))
+        }
+        _ => Ok(found),
+    }
+}
+
+/// Parses a network. IPv4 addresses that are written as IPv6 (`::ffff:192.0.2.1`) become IPv4, as those of clients do.
 pub(crate) fn network(text: &str) -> Result<IpNet, NetworkProblem> {
     let problem = |what: String, hint: String| Err(NetworkProblem { what, hint });
     let (address, prefix) = match text.split_once('/') {
@@ -47,10 +69,16 @@ pub(crate) fn network(text: &str) -> Result<IpNet, NetworkProblem> {
         };
         return problem(format!("invalid network {}", quote(text)), hint.to_owned());
     };
+    let is_mapped = address.is_ipv6() && address.to_canonical().is_ipv4();
+    let address = address.to_canonical();
     let longest: u8 = if address.is_ipv4() { 32 } else { 128 };
     let Some(prefix) = prefix else { return Ok(IpNet::from(address)) };
-    let Some(prefix) = prefix.parse::<u8>().ok().filter(|prefix| *prefix <= longest) else {
-        let what = format!("invalid network {}: the prefix length must be 0 to {longest}", quote(text));
+    // The prefix length of a mapped address counts the 96 bits that are the same for all of them.
+    let common = if is_mapped { 96 } else { 0 };
+    let prefix = prefix.parse::<u8>().ok().and_then(|prefix| prefix.checked_sub(common));
+    let Some(prefix) = prefix.filter(|prefix| *prefix <= longest) else {
+        let range = format!("{common} to {}", common + longest);
+        let what = format!("invalid network {}: the prefix length must be {range}", quote(text));
         return problem(what, format!("for a single address write `{address}/{longest}`"));
     };
     match IpNet::new(address, prefix) {
@@ -68,10 +96,16 @@ pub(crate) fn network(text: &str) -> Result<IpNet, NetworkProblem> {
 }
 
 /// Decodes `bans`: the networks of the policy and of the file.
-pub(super) fn bans(fields: &Fields<'_, '_>, context: &mut CompileContext<'_, '_>) -> Vec<IpNet> {
+pub(super) fn bans(
+    fields: &Fields<'_, '_>,
+    clients: Option<&Clients>,
+    context: &mut CompileContext<'_, '_>,
+) -> Vec<IpNet> {
+    let ipv6_prefix = clients.unwrap_or(&Clients::default()).ipv6_prefix;
+    let parse = |text: &str| banned_network(text, ipv6_prefix);
     let mut banned: Vec<IpNet> = Vec::new();
     if let Some(node) = fields.get("networks") {
-        banned.extend(networks(node, &mut context.report).into_iter().map(|(network, _)| network));
+        banned.extend(parse_all(node, parse, &mut context.report).into_iter().map(|(network, _)| network));
     }
     if let Some(node) = fields.get("file")
         && let Some(file) = files::read_file(node, context)
@@ -79,7 +113,7 @@ pub(super) fn bans(fields: &Fields<'_, '_>, context: &mut CompileContext<'_, '_>
         let mut invalid = Vec::new();
         for (number, line) in files::lines(&file.bytes) {
             let text = String::from_utf8_lossy(line);
-            match network(&text) {
+            match parse(&text) {
                 Ok(network) => banned.push(network),
                 Err(NetworkProblem { what, .. }) => invalid.push((number, what)),
             }
