@@ -5,6 +5,7 @@
 mod accuracy;
 mod admit;
 mod cascade;
+mod conditions;
 mod flood;
 mod hot;
 mod matching;
@@ -33,6 +34,8 @@ enum Bench {
     Flood,
     /// Compile a policy of 10,000 endpoint rules: milliseconds, median of rounds
     Policy,
+    /// The most expensive conditions on the longest header: milliseconds, median of rounds
+    Conditions,
     /// Match requests: paths, identities, conditions, API keys, a whole match
     Match,
     /// The cost of metrics, logs and scrapes
@@ -76,6 +79,7 @@ fn main() -> anyhow::Result<()> {
         Bench::Step => step::run(),
         Bench::Flood => flood::run(),
         Bench::Policy => policy::run(),
+        Bench::Conditions => conditions::run(),
         Bench::Match => matching::run(),
         Bench::Telemetry => telemetry::run(),
         Bench::Storm { picture } => storm::run(picture),

@@ -29,6 +29,7 @@ use std::sync::Arc;
 use tidegate_headers::{BodyStyle, HeaderStyle};
 
 use crate::directory::Directory;
+use crate::expression::ExpressionBudget;
 use crate::files::Files;
 use crate::identity::ClientKind;
 use crate::language::{BANS, CLIENTS, ERROR_BODIES, HEADER_STYLES, POLICY, RATE_LIMITS};
@@ -99,6 +100,7 @@ pub fn compile_with(
         files,
         names: RuleNames::default(),
         targets: WarningTargets::default(),
+        expressions: ExpressionBudget::default(),
         configured: Vec::new(),
         directory: None,
         path_case: PathCase::default(),
@@ -173,6 +175,7 @@ struct CompileContext<'s, 'f> {
     files: &'f dyn Files,
     names: RuleNames,
     targets: WarningTargets,
+    expressions: ExpressionBudget,
     /// The identities that `clients` configures, validly or not.
     configured: Vec<ClientKind>,
     /// The tier and tenant of each API key.

@@ -205,7 +205,7 @@ pub(super) fn header_name(
 fn when(node: &YamlNode<'_>, context: &mut CompileContext<'_, '_>) -> Option<RuleCondition> {
     let source =
         scalar::text(node, "a CEL expression, for example `request.method == \"GET\"`", &mut context.report)?;
-    match Expression::compile(source) {
+    match Expression::compile_within(source, &mut context.expressions) {
         Ok(expression) => Some(RuleCondition { source: source.to_owned(), expression: Arc::new(expression) }),
         Err(error) => {
             let position =

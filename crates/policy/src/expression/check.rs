@@ -1,18 +1,16 @@
 //! Static checks of expressions: names and, as far as possible, types.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::fmt;
 
 use cel::common::ast::{EntryExpr, Expr, IdedExpr, LiteralValue, operators};
 use cel::{ExecutionError, ParseErrors, Program};
 use http::header::HeaderName;
-use regex::{Regex, RegexBuilder};
 
-use super::ExpressionError;
 use super::facts::{HEADERS, RequestVariable};
+use super::pattern::{LARGEST_PATTERN, Pattern, PatternError};
+use super::{ExpressionBudget, ExpressionError, cost};
 
-/// The maximum size of a compiled pattern, in bytes.
-const LARGEST_PATTERN: usize = 1 << 20;
 /// The maximum depth, as evaluation is recursive. Chains of `&&` and `||` add little depth, as the parser balances them.
 const DEEPEST: usize = 48;
 /// The names of types, as in `type(x) == string`.
@@ -42,7 +40,7 @@ impl fmt::Display for ExpressionPosition {
 #[derive(Debug, Default)]
 pub(super) struct References {
     pub(super) variables: Vec<RequestVariable>,
-    pub(super) patterns: HashMap<String, Regex>,
+    pub(super) patterns: HashMap<String, Pattern>,
     /// Headers that are looked up by a literal name.
     pub(super) headers: Vec<HeaderName>,
 }
@@ -79,12 +77,26 @@ pub(super) fn is_mistake(error: &ExecutionError) -> bool {
     )
 }
 
-/// Finds unknown names, type errors, and a result that is not a boolean.
-pub(super) fn check(program: &Program) -> Result<References, ExpressionError> {
-    let mut checker = Checker { program, depth: 0, scope: Vec::new(), references: References::default() };
+/// Finds unknown names, type errors, a result that is not a boolean, and expressions that are too expensive.
+pub(super) fn check(program: &Program, budget: &mut ExpressionBudget) -> Result<References, ExpressionError> {
+    let mut checker = Checker {
+        program,
+        budget,
+        depth: 0,
+        scope: Vec::new(),
+        functions: HashSet::new(),
+        references: References::default(),
+    };
     match checker.type_of(program.expression())? {
-        ExprType::Bool | ExprType::Unknown => Ok(checker.references),
-        found => Err(ExpressionError::NotBoolean { found: found.name().to_owned() }),
+        ExprType::Bool | ExprType::Unknown => {}
+        found => return Err(ExpressionError::NotBoolean { found: found.name().to_owned() }),
+    }
+    match cost::check(program.expression()) {
+        Ok(()) => Ok(checker.references),
+        Err((part, excess)) => Err(ExpressionError::TooExpensive {
+            position: checker.position(part),
+            message: excess.message().to_owned(),
+        }),
     }
 }
 
@@ -117,9 +129,12 @@ impl ExprType {
 
 struct Checker<'e> {
     program: &'e Program,
+    budget: &'e mut ExpressionBudget,
     depth: usize,
     /// The variables of the enclosing macros (`all`, `exists`, …).
     scope: Vec<&'e str>,
+    /// The functions that are known to exist.
+    functions: HashSet<String>,
     references: References,
 }
 
@@ -284,13 +299,22 @@ impl<'e> Checker<'e> {
                 Ok(ExprType::Bool)
             }
             _ => {
-                if !is_function(name) {
-                    let name = name.to_owned();
-                    return Err(ExpressionError::UnknownFunction { position: self.position(expr), name });
-                }
+                self.function(expr, name)?;
                 Ok(result_of(name))
             }
         }
+    }
+
+    fn function(&mut self, call: &IdedExpr, name: &str) -> Result<(), ExpressionError> {
+        if self.functions.contains(name) {
+            return Ok(());
+        }
+        let name = name.to_owned();
+        if !is_function(&name) {
+            return Err(ExpressionError::UnknownFunction { position: self.position(call), name });
+        }
+        self.functions.insert(name);
+        Ok(())
     }
 
     fn header(&mut self, name: &str) {
@@ -303,10 +327,24 @@ impl<'e> Checker<'e> {
             let message = "the pattern of `matches` must be a literal".to_owned();
             return Err(ExpressionError::Pattern { position, message });
         };
-        let regex = RegexBuilder::new(text.inner()).size_limit(LARGEST_PATTERN).build();
-        let regex =
-            regex.map_err(|error| ExpressionError::Pattern { position, message: error.to_string() })?;
-        self.references.patterns.insert(text.inner().to_owned(), regex);
+        if self.references.patterns.contains_key(text.inner()) {
+            return Ok(());
+        }
+        if self.budget.patterns < LARGEST_PATTERN {
+            let message = "the regular expressions of the policy are too large together".to_owned();
+            return Err(ExpressionError::TooExpensive { position, message });
+        }
+        let pattern = Pattern::compile(text.inner());
+        // A pattern that is too complex has cost as much as the largest one.
+        self.budget.patterns -=
+            pattern.as_ref().map_or(LARGEST_PATTERN, Pattern::size).min(self.budget.patterns);
+        let pattern = pattern.map_err(|error| match error {
+            PatternError::Syntax(message) => ExpressionError::Pattern { position, message },
+            PatternError::TooComplex => {
+                ExpressionError::TooComplex { position, message: PatternError::TooComplex.to_string() }
+            }
+        })?;
+        self.references.patterns.insert(text.inner().to_owned(), pattern);
         Ok(())
     }
 

@@ -121,11 +121,14 @@ impl<'a> HeaderLookup<'a> {
     fn find(self, name: &dyn Val) -> Result<CelString<'a>, ExecutionError> {
         let name = header_name(name)?;
         let mut lines = self.0.into_iter().flat_map(|headers| headers.get_all(name).iter());
-        let mut found = text(lines.next().map_or(&[], http::HeaderValue::as_bytes));
-        for line in lines {
-            found = format!("{}, {}", found.inner(), text(line.as_bytes()).inner()).into();
+        let first = text(lines.next().map_or(&[], http::HeaderValue::as_bytes));
+        let Some(second) = lines.next() else { return Ok(first) };
+        let mut joined = first.inner().to_owned();
+        for line in std::iter::once(second).chain(lines) {
+            joined.push_str(", ");
+            joined.push_str(text(line.as_bytes()).inner());
         }
-        Ok(found)
+        Ok(joined.into())
     }
 }
 

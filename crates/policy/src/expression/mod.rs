@@ -13,9 +13,14 @@
 //!
 //! In addition to the standard functions there is `matches`. Its pattern must be a literal, so that it is compiled once
 //! with the expression. A run-time error, such as `int('x')`, is reported as an error; callers then apply the rule.
+//!
+//! Compilation and evaluation take bounded time and memory for any expression and request: `cost.rs` bounds the steps,
+//! `pattern.rs` regular expressions, and an [`ExpressionBudget`] all expressions of a policy.
 
 mod check;
+mod cost;
 mod facts;
+mod pattern;
 
 use std::collections::HashMap;
 use std::fmt;
@@ -26,15 +31,35 @@ use cel::common::value::Val;
 use cel::extractors::This;
 use cel::{Context, Env, ExecutionError, Program, Value};
 use http::header::HeaderName;
-use regex::Regex;
 
 pub use check::ExpressionPosition;
 use facts::{RequestBindings, RequestVariable};
+use pattern::{Pattern, UnsupportedText};
 
 use crate::identity::Identity;
 
 /// The maximum length of an expression, which bounds the work of the parser.
 const LONGEST: usize = 4096;
+
+/// The maximum length of all expressions of a policy. Parsing takes a few milliseconds for each KiB.
+const LONGEST_TOGETHER: usize = 1 << 20;
+/// The maximum size of all patterns of a policy, in bytes.
+const LARGEST_PATTERNS: usize = 32 << 20;
+
+/// What the further expressions of a policy may take.
+#[derive(Debug)]
+pub(crate) struct ExpressionBudget {
+    /// The length of their sources.
+    source: usize,
+    /// The size of their patterns.
+    patterns: usize,
+}
+
+impl Default for ExpressionBudget {
+    fn default() -> Self {
+        Self { source: LONGEST_TOGETHER, patterns: LARGEST_PATTERNS }
+    }
+}
 
 static ENVIRONMENT: LazyLock<Arc<Env>> = LazyLock::new(|| Arc::new(Env::stdlib()));
 
@@ -112,6 +137,22 @@ pub enum ExpressionError {
         /// The message.
         message: String,
     },
+    /// The pattern of `matches` has too many states.
+    #[error("{position}: {message}")]
+    TooComplex {
+        /// The position.
+        position: ExpressionPosition,
+        /// The message.
+        message: String,
+    },
+    /// Its evaluation, or the compilation of all expressions of the policy, would take too long.
+    #[error("{position}: {message}")]
+    TooExpensive {
+        /// The position.
+        position: ExpressionPosition,
+        /// The message.
+        message: String,
+    },
     /// The result is not a boolean.
     #[error("the result is {found}, expected a boolean; compare it with a value")]
     NotBoolean {
@@ -141,6 +182,8 @@ impl ExpressionError {
             | Self::UnknownVariable { position, .. }
             | Self::UnknownFunction { position, .. }
             | Self::Types { position, .. }
+            | Self::TooComplex { position, .. }
+            | Self::TooExpensive { position, .. }
             | Self::Pattern { position, .. } => {
                 Some(*position).filter(|position| *position != ExpressionPosition::default())
             }
@@ -155,9 +198,11 @@ impl ExpressionError {
                 format!("the expression has {length} bytes; the maximum is {LONGEST}")
             }
             Self::TooDeep { .. } => "the expression is nested too deeply".to_owned(),
-            Self::Syntax { message, .. } | Self::Types { message, .. } | Self::Pattern { message, .. } => {
-                message.clone()
-            }
+            Self::Syntax { message, .. }
+            | Self::Types { message, .. }
+            | Self::Pattern { message, .. }
+            | Self::TooComplex { message, .. }
+            | Self::TooExpensive { message, .. } => message.clone(),
             Self::UnknownVariable { name, .. } => format!("unknown variable `{name}`"),
             Self::UnknownFunction { name, .. } => format!("unknown function `{name}`"),
             Self::NotBoolean { found } => format!("the result is {found}, expected a boolean"),
@@ -181,6 +226,13 @@ impl ExpressionError {
             Self::Pattern { .. } => {
                 "write the regular expression as a literal, for example `'^/v[0-9]+/'`".to_owned()
             }
+            Self::TooComplex { .. } => {
+                r"use smaller repetitions, ASCII classes such as `[0-9a-z_]` instead of `\d` and `\w`, or `contains` and `startsWith`"
+                    .to_owned()
+            }
+            Self::TooExpensive { .. } => {
+                "use fewer or simpler macros and patterns, or `match` instead of `when`".to_owned()
+            }
             Self::NotBoolean { .. } => "compare it with a value".to_owned(),
         }
     }
@@ -189,11 +241,23 @@ impl ExpressionError {
 impl Expression {
     /// Compiles and checks an expression.
     pub fn compile(source: &str) -> Result<Self, ExpressionError> {
+        Self::compile_within(source, &mut ExpressionBudget::default())
+    }
+
+    /// Compiles and checks an expression of a policy; takes its cost from the `budget` of the policy.
+    pub(crate) fn compile_within(
+        source: &str,
+        budget: &mut ExpressionBudget,
+    ) -> Result<Self, ExpressionError> {
         if source.len() > LONGEST {
             return Err(ExpressionError::TooLong { length: source.len() });
         }
+        budget.source = budget.source.checked_sub(source.len()).ok_or_else(|| {
+            let message = "the expressions of the policy are longer than 1 MiB together".to_owned();
+            ExpressionError::TooExpensive { position: ExpressionPosition::default(), message }
+        })?;
         let program = ENVIRONMENT.compile(source).map_err(|errors| check::syntax(&errors))?;
-        let check::References { variables, headers, patterns } = check::check(&program)?;
+        let check::References { variables, headers, patterns } = check::check(&program, budget)?;
         let expression = Self { program, variables, headers, root: context(patterns) };
         expression.test_evaluate()?;
         Ok(expression)
@@ -263,10 +327,12 @@ impl fmt::Debug for Expression {
 }
 
 /// The standard functions, and `matches` over patterns that were compiled ahead.
-fn context(patterns: HashMap<String, Regex>) -> Context<'static, 'static> {
+fn context(patterns: HashMap<String, Pattern>) -> Context<'static, 'static> {
     let mut context = Context::with_env(Arc::clone(&ENVIRONMENT));
     let matches = move |This(text): This<Arc<String>>, pattern: Arc<String>| match patterns.get(&*pattern) {
-        Some(regex) => Ok(regex.is_match(&text)),
+        Some(pattern) => pattern.is_match(&text).map_err(|UnsupportedText| {
+            ExecutionError::function_error("matches", "`\\b` is not supported for text outside ASCII")
+        }),
         None => Err(ExecutionError::function_error("matches", "the pattern is not a literal")),
     };
     // This fails only if the standard functions already include `matches`; tests would detect it.

@@ -3,7 +3,7 @@ use http::header::HeaderName;
 use proptest::prelude::{Strategy, any, prop, prop_oneof, proptest};
 use tidegate_core::Timestamp;
 
-use super::Expression;
+use super::{Expression, ExpressionBudget, LARGEST_PATTERNS, pattern};
 use crate::{Addresses, Facts, Identities, IdentitySource, IdentitySpec};
 
 fn headers() -> HeaderMap {
@@ -103,6 +103,42 @@ fn deeply_nested_expression_is_rejected_without_stack_overflow() {
 }
 
 #[test]
+fn expression_that_multiplies_its_work_is_rejected() {
+    let ten = "[1,2,3,4,5,6,7,8,9,0]";
+    let nested = (0..7).fold("1".to_owned(), |inner, _| format!("{ten}.map(x, {inner})"));
+    for (source, expected) in [
+        (format!("{nested} == []"), "cannot be nested"),
+        ("[[1,2]].all(a, a.all(b, b > 0))".to_owned(), "cannot be nested"),
+        (format!("['a']{}.size() > 0", ".map(a, a + a)".repeat(20)), "written out"),
+        ("(['a'] + ['b']).exists(x, x == 'a')".to_owned(), "written out"),
+        (format!("[{}].exists(x, request.path.matches('a'))", ["1"; 200].join(",")), "takes too many steps"),
+    ] {
+        let error = compile_error(&source);
+        assert!(error.contains(expected), "{source}: {error}");
+    }
+    let hundred: Vec<_> = (0..100).map(|n| format!("'/p{n}'")).collect();
+    let source = format!("[{}].exists(p, request.path.startsWith(p))", hundred.join(","));
+    assert_eq!(evaluate(&source), Ok(false));
+    assert_eq!(evaluate("{'/api/': 1, '/b': 2}.exists(p, request.path.startsWith(p))"), Ok(true));
+}
+
+#[test]
+fn expressions_of_a_policy_share_a_budget() {
+    let when = "request.path.matches('^/a')";
+    let mut budget = ExpressionBudget { source: 1_000, patterns: pattern::LARGEST_PATTERN };
+    assert!(Expression::compile_within("request.path.matches('(a|b)*a(a|b){16}')", &mut budget).is_err());
+    assert_eq!(budget.patterns, 0, "a pattern that is too complex costs as much as the largest one");
+    let error = Expression::compile_within(when, &mut ExpressionBudget { patterns: 100, ..budget });
+    assert!(error.unwrap_err().to_string().contains("too large together"));
+    let mut budget = ExpressionBudget { source: 2 * when.len(), ..ExpressionBudget::default() };
+    assert!(Expression::compile_within(when, &mut budget).is_ok());
+    assert!(budget.patterns < LARGEST_PATTERNS);
+    assert!(Expression::compile_within(when, &mut budget).is_ok());
+    let error = Expression::compile_within(when, &mut budget).unwrap_err();
+    assert!(error.to_string().contains("longer than 1 MiB"), "{error}");
+}
+
+#[test]
 fn unknown_name_is_rejected_with_its_position() {
     for (source, expected) in [
         ("request.paht == '/'", "column 1: unknown variable `request.paht`; did you mean `request.path`?"),
@@ -156,6 +192,10 @@ fn type_error_is_rejected() {
         ("request.path.startsWith(1)", "no matching overload"),
         ("request.path.matches('(')", "column 22: regex parse error"),
         ("request.path.matches(request.host)", "must be a literal"),
+        (
+            "request.path.matches('([a-z]{1,40} ?){1,60}bot')",
+            "column 22: the regular expression is too complex",
+        ),
     ] {
         assert!(compile_error(source).contains(expected), "{source}: {}", compile_error(source));
     }

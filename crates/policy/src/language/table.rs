@@ -418,7 +418,7 @@ pub(crate) static EXEMPT: Mapping = Mapping {
         PolicyKey::new(
             "api_keys_file",
             FILE,
-            "A file of API keys, one per line; `#` starts a comment.",
+            "A file of API keys, one per line; `#` at the start of a line or after white space starts a comment.",
             "friends.txt",
         ),
     ],
@@ -430,7 +430,12 @@ pub(crate) static BANS: Mapping = Mapping {
     doc: "Banned clients. They get 403, even if they are exempt.",
     keys: &[
         PolicyKey::new("networks", OneOrMany(&NETWORK), "The banned networks.", "[203.0.113.0/24]"),
-        PolicyKey::new("file", FILE, "A file of networks, one per line; `#` starts a comment.", "bans.txt"),
+        PolicyKey::new(
+            "file",
+            FILE,
+            "A file of networks, one per line; `#` at the start of a line or after white space starts a comment.",
+            "bans.txt",
+        ),
     ],
 };
 

@@ -206,6 +206,31 @@ fn endpoint_limit_with_unlimited_tier_is_not_redundant() {
 }
 
 #[test]
+fn networks_have_one_form_everywhere() {
+    let text = "clients:
+  ip: { ipv6_prefix: 56, trusted_proxies: ['::ffff:10.0.0.0/104', '2001:db8:1::7'] }
+  exempt: { networks: ['::ffff:192.0.2.7', '2001:db8:2::7'] }
+bans: { networks: ['::ffff:203.0.113.7', '203.0.113.7', '::ffff:198.51.7.0/120', '2001:db8:3::7', '2001:db8:4::7/128'] }
+";
+    let plan = plan(&format!("{text}{LIMIT}"));
+    let texts = |networks: &[ipnet::IpNet]| networks.iter().map(ToString::to_string).collect::<Vec<_>>();
+    assert_eq!(texts(&plan.clients.trusted_proxies), ["10.0.0.0/8", "2001:db8:1::7/128"]);
+    assert_eq!(texts(&plan.clients.exempt.networks), ["192.0.2.7/32", "2001:db8:2::7/128"]);
+    assert_eq!(
+        texts(&plan.bans),
+        ["198.51.7.0/24", "203.0.113.7/32", "2001:db8:3::/56", "2001:db8:4::7/128"],
+        "a ban without a prefix length is one of the client, as by the command"
+    );
+}
+
+#[test]
+fn aliases_that_copy_much_text_are_rejected() {
+    let text = format!("a: &a \"{}\\n\"\nlisten: [{}]\n", "x".repeat(100_000), "*a,".repeat(200));
+    let problems = compile("aliases.yaml", text.as_bytes(), &NoFiles).unwrap_err();
+    assert!(problems.to_string().contains("copy more than 16 MiB of text"), "{problems}");
+}
+
+#[test]
 fn deep_and_wide_files_are_rejected() {
     let wide = format!("listen: [{}]", "a,".repeat(2_000_000));
     let problems = compile("wide.yaml", wide.as_bytes(), &NoFiles).unwrap_err();
