@@ -8,7 +8,7 @@ use cel::{ExecutionError, ParseErrors, Program};
 use http::header::HeaderName;
 
 use super::facts::{HEADERS, RequestVariable};
-use super::pattern::{LARGEST_PATTERN, Pattern, PatternError};
+use super::pattern::{LARGEST_PATTERN, Pattern, RegexError};
 use super::{ExpressionBudget, ExpressionError, cost};
 
 /// The maximum depth, as evaluation is recursive. Chains of `&&` and `||` add little depth, as the parser balances them.
@@ -339,9 +339,9 @@ impl<'e> Checker<'e> {
         self.budget.patterns -=
             pattern.as_ref().map_or(LARGEST_PATTERN, Pattern::size).min(self.budget.patterns);
         let pattern = pattern.map_err(|error| match error {
-            PatternError::Syntax(message) => ExpressionError::Pattern { position, message },
-            PatternError::TooComplex => {
-                ExpressionError::TooComplex { position, message: PatternError::TooComplex.to_string() }
+            RegexError::Syntax(message) => ExpressionError::Pattern { position, message },
+            RegexError::TooComplex => {
+                ExpressionError::TooComplex { position, message: RegexError::TooComplex.to_string() }
             }
         })?;
         self.references.patterns.insert(text.inner().to_owned(), pattern);

@@ -22,7 +22,7 @@ pub(super) struct Pattern(DFA<Vec<u32>>);
 
 /// Why a pattern cannot be used.
 #[derive(Debug, thiserror::Error)]
-pub(super) enum PatternError {
+pub(super) enum RegexError {
     #[error("{0}")]
     Syntax(String),
     #[error("the regular expression is too complex")]
@@ -34,8 +34,8 @@ pub(super) enum PatternError {
 pub(super) struct UnsupportedText;
 
 impl Pattern {
-    pub(super) fn compile(text: &str) -> Result<Self, PatternError> {
-        let parsed = syntax::parse(text).map_err(|error| PatternError::Syntax(error.to_string()))?;
+    pub(super) fn compile(text: &str) -> Result<Self, RegexError> {
+        let parsed = syntax::parse(text).map_err(|error| RegexError::Syntax(error.to_string()))?;
         let automaton = thompson::Config::new()
             .nfa_size_limit(Some(LARGEST_AUTOMATON))
             .which_captures(thompson::WhichCaptures::None);
@@ -45,9 +45,9 @@ impl Pattern {
             .dfa_size_limit(Some(LARGEST_PATTERN))
             .determinize_size_limit(Some(LARGEST_PATTERN))
             .unicode_word_boundary(true);
-        let automaton = automaton.map_err(|_| PatternError::TooComplex)?;
+        let automaton = automaton.map_err(|_| RegexError::TooComplex)?;
         let table = Builder::new().configure(table).build_from_nfa(&automaton);
-        table.map(Self).map_err(|_| PatternError::TooComplex)
+        table.map(Self).map_err(|_| RegexError::TooComplex)
     }
 
     /// The size of its table in bytes.
@@ -81,7 +81,7 @@ mod tests {
             r"\w{1,200}",
             "(((a{1,999}){1,999}){1,999}){1,999}",
         ] {
-            assert!(matches!(Pattern::compile(text), Err(PatternError::TooComplex)), "{text}");
+            assert!(matches!(Pattern::compile(text), Err(RegexError::TooComplex)), "{text}");
         }
     }
 
