@@ -1,13 +1,13 @@
 //! Rejections that this node repeats without asking Redis.
 //!
-//! A rejection holds until its `retry_after` for the same cost or more: until then nothing but a refund, a reset, an
-//! override or another limit can make the counter admit. The cache keeps the outcomes of all checks of a rejected decision,
+//! A rejection holds until its `retry_after`: until then nothing but a refund, a reset, an override or another limit can make
+//! the counter admit the same cost. It answers that cost only, because a larger one has a later `retry_after`. The cache keeps the outcomes of all checks of a rejected decision,
 //! so that a flood on one key is answered by complete decisions of this node and costs Redis nothing.
 //!
 //! - The life of an entry counts from the moment the question was *sent*, minus a margin for drift between the clocks, so a
 //!   rejection never lasts longer than Redis said. It is asked again after [`LONGEST_LIFE`] in any case, which bounds the
 //!   effect of a message that was lost.
-//! - An entry is found only by a decision with the same keys, limits and roles, whose rejected check costs at least as much.
+//! - An entry is found only by a decision with the same keys, limits and roles, whose rejected check costs the same.
 //! - [`forget`](RejectionCache::forget) drops a counter. A reply that was on its way meanwhile is not kept either: a
 //!   question takes a [`Generation`] before it is sent, and what was forgotten since then is not inserted.
 //! - Without a subscription the cache is suspended: other nodes could not invalidate it.

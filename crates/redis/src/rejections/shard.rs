@@ -8,7 +8,7 @@ use foldhash::fast::FixedState;
 use smallvec::SmallVec;
 use tidegate_core::{Cost, Outcome, Outcomes, TimeSpan, Timestamp, Verdict};
 
-/// Decisions over different checks that one counter may reject: more replace the one that ends first.
+/// Decisions over different checks or costs that one counter may reject: more replace the one that ends first.
 const DECISIONS_PER_COUNTER: usize = 4;
 /// A full shard searches all its counters for expired ones at most this often.
 const SWEEP_INTERVAL: TimeSpan = TimeSpan::from_secs(1);
@@ -22,7 +22,7 @@ pub(super) struct StoredRejection {
     pub(super) signature: u64,
     /// The position of the check that rejected.
     pub(super) position: usize,
-    /// Its cost: a smaller one might be admitted.
+    /// Its cost: a smaller one might be admitted, and a larger one is rejected for longer.
     pub(super) cost: Cost,
     /// When Redis must be asked again, by the node's clock.
     pub(super) until: Timestamp,
@@ -35,10 +35,11 @@ pub(super) struct StoredRejection {
 }
 
 impl StoredRejection {
-    /// Whether it also rejects `cost`: a larger one is rejected for longer, and one above the limit for ever.
-    fn rejects(&self, cost: Cost) -> bool {
-        let Some(outcome) = self.outcomes.get(self.position) else { return false };
-        cost >= self.cost && (outcome.verdict == Verdict::Never || cost.get() <= outcome.limit)
+    /// Whether `cost` has the same outcome: only the same cost has, and what can never fit stays so for any larger cost.
+    fn holds_for(&self, cost: Cost) -> bool {
+        let is_never =
+            self.outcomes.get(self.position).is_some_and(|outcome| outcome.verdict == Verdict::Never);
+        cost == self.cost || is_never && cost > self.cost
     }
 
     /// The decision as it would be now.
@@ -140,7 +141,7 @@ impl RejectionShard {
         let counter = counters.entries.get(&key)?;
         let signature = signature();
         let is_found = |decision: &&StoredRejection| {
-            decision.signature == signature && now < decision.until && decision.rejects(cost)
+            decision.signature == signature && now < decision.until && decision.holds_for(cost)
         };
         counter.decisions.iter().find(is_found).map(|decision| decision.outcomes_at(now))
     }
@@ -162,7 +163,9 @@ impl RejectionShard {
             .entries
             .entry(key)
             .or_insert_with(|| CounterRejections { name, decisions: SmallVec::new() });
-        counter.decisions.retain(|known| known.signature != rejection.signature && now < known.until);
+        let is_same =
+            |known: &StoredRejection| known.signature == rejection.signature && known.cost == rejection.cost;
+        counter.decisions.retain(|known| !is_same(known) && now < known.until);
         if counter.decisions.len() >= DECISIONS_PER_COUNTER {
             let first = counter.decisions.iter().enumerate().min_by_key(|(_, known)| known.until);
             if let Some((position, _)) = first {

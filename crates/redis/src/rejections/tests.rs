@@ -60,12 +60,16 @@ fn cached_rejection_ages_and_ends_before_redis_would_admit() {
 }
 
 #[test]
-fn cached_rejection_holds_for_the_same_cost_or_more() {
+fn cached_rejection_holds_for_the_same_cost_only() {
     let (cache, limit) = (active(), limit(5));
     let checks = [check(b"client", &limit).cost(Cost::new(3))];
     cache.insert(&checks, &rejected(&checks, TimeSpan::from_secs(10)), source(&cache, b"name"));
     let found = |cost| cache.find(&[check(b"client", &limit).cost(Cost::new(cost))], after(1)).is_some();
-    assert_eq!([2, 3, 5, 6].map(found), [false, true, true, false], "6 is never admitted");
+    assert_eq!([2, 3, 5, 6].map(found), [false, true, false, false], "a larger cost has to wait longer");
+    // Each cost has an entry of its own.
+    let larger = [check(b"client", &limit).cost(Cost::new(5))];
+    cache.insert(&larger, &rejected(&larger, TimeSpan::from_secs(30)), source(&cache, b"name"));
+    assert_eq!([3, 4, 5].map(found), [true, false, true]);
 }
 
 #[test]

@@ -5,20 +5,18 @@ use std::net::IpAddr;
 
 use smallvec::SmallVec;
 use thiserror::Error;
-use tidegate_core::{Check, Cost, CounterKey, Decision, Limit, RuleId, Timestamp, Verdict};
+use tidegate_core::{Check, Cost, CounterKey, Decision, Timestamp, Verdict};
 use tidegate_store::{ClockReading, Store};
 use tidegate_telemetry::{CommandClient, CommandFailure, CommandLog, CommandRecord, DecisionKind, Protocol};
 
 use super::command::parse_integer;
 use super::frame::{Arguments, Span};
-use super::limit_cache::{LimitCache, LimitParameters, LimitParametersError};
+use super::limit_cache::{CarriedLimit, LimitCache, LimitParameters, LimitParametersError, RULE};
 use super::reply::{ReplyWriter, saturated};
 use crate::immediate::poll_immediate;
 use crate::worker::ServiceWorker;
 
-/// The rule of all keys. No rule of a policy can have this name, because it contains quotes.
-const RULE: RuleId = RuleId::named("\"CL.THROTTLE\"");
-/// Its name in metrics and logs, which is that of the command.
+/// The name of the rule in metrics and logs, which is that of the command.
 const RULE_NAME: &str = "CL.THROTTLE";
 
 /// The reply if there is no decision. What the store says is for the operator, not for clients.
@@ -55,8 +53,8 @@ struct PendingThrottle {
 }
 
 impl PendingThrottle {
-    fn check<'c>(&self, bytes: &'c [u8], limit: &'c Limit) -> Check<'c> {
-        Check::new(CounterKey::new(RULE, self.key.of(bytes)), limit).cost(self.cost)
+    fn check<'c>(&self, bytes: &'c [u8], carried: &'c CarriedLimit) -> Check<'c> {
+        Check::new(CounterKey::new(carried.rule, self.key.of(bytes)), &carried.limit).cost(self.cost)
     }
 }
 
@@ -66,7 +64,7 @@ struct LastLimit {
     /// The arguments as they were sent, with the framing between them.
     text: Box<[u8]>,
     parameters: LimitParameters,
-    limit: Limit,
+    limit: CarriedLimit,
 }
 
 /// Consecutive `CL.THROTTLE` commands that are decided together.
@@ -74,7 +72,7 @@ struct LastLimit {
 pub(crate) struct ThrottleBatch {
     pending: Vec<PendingThrottle>,
     /// The limits of the commands. Successive commands with the same limit share one.
-    limits: Vec<(LimitParameters, Limit)>,
+    limits: Vec<(LimitParameters, CarriedLimit)>,
     decisions: Vec<Decision>,
     last: Option<LastLimit>,
     /// Where the replies of the last decision end in the output.
@@ -260,7 +258,7 @@ pub(crate) fn log_invalid<S: Store + 'static>(peer: IpAddr, worker: &ServiceWork
 fn checks<'c>(
     bytes: &'c [u8],
     pending: &[PendingThrottle],
-    limits: &'c [(LimitParameters, Limit)],
+    limits: &'c [(LimitParameters, CarriedLimit)],
 ) -> SmallVec<[Check<'c>; INLINE_CHECKS]> {
     let checks = pending.iter().filter_map(|command| {
         let (_, limit) = limits.get(command.limit)?;
@@ -272,7 +270,7 @@ fn checks<'c>(
 /// Decides with a store in this process.
 fn decide_immediate<S: Store + 'static>(
     bytes: &[u8],
-    (pending, limits): (&[PendingThrottle], &[(LimitParameters, Limit)]),
+    (pending, limits): (&[PendingThrottle], &[(LimitParameters, CarriedLimit)]),
     (worker, now): (&ServiceWorker<S>, Timestamp),
     decisions: &mut Vec<Decision>,
 ) -> bool {
@@ -291,7 +289,7 @@ fn decide_immediate<S: Store + 'static>(
 /// Decides with any store.
 async fn decide_later<S: Store + 'static>(
     bytes: &[u8],
-    (pending, limits): (&[PendingThrottle], &[(LimitParameters, Limit)]),
+    (pending, limits): (&[PendingThrottle], &[(LimitParameters, CarriedLimit)]),
     (worker, now): (&ServiceWorker<S>, Timestamp),
     decisions: &mut Vec<Decision>,
 ) -> bool {

@@ -71,6 +71,25 @@ fn compare(service: &TestService, client: &mut RespClient, limit: (i64, i64, i64
     steps.len()
 }
 
+/// Compares the replies to commands with several limits on one key with those of a model for each rate.
+fn compare_mixed(limits: &[(i64, i64, i64)], steps: &[(usize, u64, i64)]) {
+    let service = TestService::start("{}");
+    let mut client = RespClient::connect(&service);
+    let mut arrivals = std::collections::HashMap::new();
+    for (index, &(limit, millis, quantity)) in steps.iter().enumerate() {
+        service.clock.advance(TimeSpan::from_millis(millis));
+        let now = tidegate_store::Clock::now(&*service.clock).as_micros();
+        let (max_burst, count, period) = limits[limit % limits.len()];
+        let mut model = CellModel::new(max_burst, count, period);
+        let arrival = arrivals.entry((count, period)).or_insert(None);
+        model.arrival = *arrival;
+        let expected = integers(&model.throttle(quantity, now));
+        *arrival = model.arrival;
+        let command = format!("CL.THROTTLE key {max_burst} {count} {period} {quantity}");
+        assert_eq!(client.call(&command), expected, "{limits:?}, step {index} of {steps:?}");
+    }
+}
+
 /// A key that no other call returns.
 fn new_key() -> String {
     use std::sync::atomic::{AtomicU64, Ordering};
@@ -174,6 +193,21 @@ fn throttle_limits_with_the_same_digits_are_different_limits() {
 }
 
 #[test]
+fn throttle_fast_limit_on_a_key_does_not_drain_a_slow_one() {
+    let service = TestService::start("{}");
+    let mut client = RespClient::connect(&service);
+    let admitted = (0..400).filter(|_| {
+        let is_admitted = client.call("CL.THROTTLE key 99 100 86400") != integers(&[1, 100, 0, 864, 86_400]);
+        // Neither a charge nor a peek with another rate changes the slow counter.
+        for quantity in [1, 0] {
+            client.call(&format!("CL.THROTTLE key 199 200 1 {quantity}"));
+        }
+        is_admitted
+    });
+    assert_eq!(admitted.count(), 100);
+}
+
+#[test]
 fn throttle_invalid_arguments_state_what_is_wrong() {
     let service = TestService::start("{}");
     let mut client = RespClient::connect(&service);
@@ -217,5 +251,21 @@ proptest! {
         let service = TestService::start("{}");
         let mut client = RespClient::connect(&service);
         compare(&service, &mut client, (max_burst, count, period), &steps);
+    }
+
+    #[test]
+    fn throttle_mixed_limits_on_one_key_have_the_replies_of_the_models(
+        rates in prop::collection::vec((1_i64..2_000, 1_i64..4_000), 1..4),
+        bursts in prop::collection::vec(0_i64..50, 1..4),
+        steps in prop::collection::vec((0_usize..16, 0_u64..20_000, 0_i64..60), 1..40),
+    ) {
+        // Rates differ in their reduced form, so that each has one model.
+        let mut limits: Vec<(i64, i64, i64)> = Vec::new();
+        for (count, period) in rates {
+            if limits.iter().all(|(_, other, per)| other * period != count * per) {
+                limits.extend(bursts.iter().map(|burst| (*burst, count, period)));
+            }
+        }
+        compare_mixed(&limits, &steps);
     }
 }
