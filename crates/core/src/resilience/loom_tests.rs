@@ -73,6 +73,27 @@ fn loom_two_callers_of_an_open_breaker_start_one_probe() {
 }
 
 #[test]
+fn loom_two_callers_behind_a_hung_probe_start_one_probe() {
+    loom::model(|| {
+        let config =
+            BreakerConfig { failures: Some(1), open_jitter: Ratio::ZERO, ..BreakerConfig::default() };
+        let breaker = Arc::new(Breaker::new(config).unwrap());
+        let ticket = breaker.try_acquire(|| START).unwrap();
+        breaker.record(ticket, CallOutcome::Failure, || timing(START));
+        let first = START + config.open_for;
+        let _hung = breaker.try_acquire(|| first).unwrap();
+        let later = first + config.open_for;
+        let other = {
+            let breaker = Arc::clone(&breaker);
+            thread::spawn(move || breaker.try_acquire(|| later).is_ok())
+        };
+        let mine = breaker.try_acquire(|| later).is_ok();
+        let other = other.join().unwrap();
+        assert!(mine ^ other, "exactly one more probe: {mine} {other}");
+    });
+}
+
+#[test]
 fn loom_cancelled_probe_and_new_caller_never_make_two_probes() {
     loom::model(|| {
         let config =

@@ -1,6 +1,7 @@
 //! Laws of breaker, retry budget and backoff.
 
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use proptest::prelude::*;
 use tidegate_core::{
@@ -134,17 +135,20 @@ struct BreakerModel {
     successes: u32,
     until: Timestamp,
     failed_probes: u32,
+    last_probe: Timestamp,
 }
 
 impl BreakerModel {
     fn new(config: BreakerConfig) -> Self {
         let state = BreakerState::Closed;
-        Self { config, state, failures: 0, successes: 0, until: Timestamp::ZERO, failed_probes: 0 }
+        let (until, last_probe) = (Timestamp::ZERO, Timestamp::ZERO);
+        Self { config, state, failures: 0, successes: 0, until, failed_probes: 0, last_probe }
     }
 
     fn admits(&mut self, now: Timestamp, probes_in_flight: usize) -> bool {
         let is_open = self.state == BreakerState::Open && now < self.until;
-        let has_slot = probes_in_flight < self.config.probes as usize;
+        let is_hung = now.since(self.last_probe) >= self.config.open_for;
+        let has_slot = probes_in_flight < self.config.probes as usize || is_hung;
         if self.state == BreakerState::Closed {
             return true;
         }
@@ -154,6 +158,7 @@ impl BreakerModel {
         if self.state == BreakerState::Open {
             (self.state, self.successes) = (BreakerState::HalfOpen, 0);
         }
+        self.last_probe = now;
         true
     }
 
@@ -274,7 +279,7 @@ proptest! {
 }
 
 #[test]
-fn breaker_with_many_threads_never_has_more_probes_than_configured() {
+fn breaker_with_many_threads_never_has_more_young_probes_than_configured() {
     const PROBES: u32 = 3;
     let config = BreakerConfig {
         failures: Some(1),
@@ -283,18 +288,29 @@ fn breaker_with_many_threads_never_has_more_probes_than_configured() {
         ..BreakerConfig::default()
     };
     let breaker = Breaker::new(config).unwrap();
-    let (in_flight, most) = (AtomicU32::new(0), AtomicU32::new(0));
+    let (seconds, most) = (AtomicU64::new(0), AtomicUsize::new(0));
+    // When the probes in flight started.
+    let started = Mutex::new(Vec::<Timestamp>::new());
     std::thread::scope(|scope| {
         for thread in 0..4_u64 {
-            let (breaker, in_flight, most) = (&breaker, &in_flight, &most);
+            let (breaker, seconds, most, started) = (&breaker, &seconds, &most, &started);
             scope.spawn(move || {
                 for call in 0..20_000_u64 {
-                    let now = START + TimeSpan::from_secs(call * 10);
+                    let now = START + TimeSpan::from_secs(seconds.fetch_add(3, Ordering::SeqCst));
                     let Ok(ticket) = breaker.try_acquire(|| now) else { continue };
                     if ticket.is_probe() {
-                        most.fetch_max(in_flight.fetch_add(1, Ordering::SeqCst) + 1, Ordering::SeqCst);
+                        let young = {
+                            let mut started = started.lock().unwrap();
+                            started.push(now);
+                            let is_young =
+                                |start: &&Timestamp| **start <= now && now.since(**start) < config.open_for;
+                            started.iter().filter(is_young).count()
+                        };
+                        most.fetch_max(young, Ordering::SeqCst);
                         std::thread::yield_now();
-                        in_flight.fetch_sub(1, Ordering::SeqCst);
+                        let mut started = started.lock().unwrap();
+                        let own = started.iter().position(|start| *start == now).unwrap();
+                        started.swap_remove(own);
                     }
                     let timing = || CallTiming { now, elapsed: TimeSpan::ZERO, random: 0 };
                     match (call + thread) % 3 {
@@ -308,5 +324,5 @@ fn breaker_with_many_threads_never_has_more_probes_than_configured() {
     });
     assert_eq!(breaker.status(START).probes, 0);
     let most = most.load(Ordering::SeqCst);
-    assert!((1..=PROBES).contains(&most), "{most}");
+    assert!((1..=PROBES as usize).contains(&most), "{most}");
 }

@@ -14,8 +14,8 @@
 //! generation changes with every transition, so that the result of a call counts only in the state that admitted it. While
 //! the breaker is closed and calls succeed, nothing is written unless a rate is configured.
 //!
-//! Laws: at most `probes` probes are in flight at any time, those of earlier half-open states included. A neutral outcome
-//! changes no count, and neither does a client error, except that it ends a probe as a success. A success never opens the breaker, unless it was slow.
+//! Laws: at most `probes` probes that are younger than `open_for` are in flight at any time, those of earlier half-open states
+//! included. So a probe that never ends delays the next one, but does not prevent it. A neutral outcome changes no count, and neither does a client error, except that it ends a probe as a success. A success never opens the breaker, unless it was slow.
 
 mod config;
 mod state_word;
@@ -37,6 +37,8 @@ pub struct Breaker {
     state: AtomicU64,
     /// Probes in flight, of whatever generation.
     probes: AtomicU32,
+    /// When the last probe started, in microseconds.
+    last_probe: AtomicU64,
     /// Half-open states in a row that ended with a failed probe.
     failed_probes: AtomicU32,
     /// The calls of the window, if a rate is configured.
@@ -143,6 +145,7 @@ impl Breaker {
             config,
             state: AtomicU64::new(0),
             probes: AtomicU32::new(0),
+            last_probe: AtomicU64::new(0),
             failed_probes: AtomicU32::new(0),
             window: config.has_rate().then(|| CallWindow::new(config.window)),
             opened: AtomicU64::new(0),
@@ -187,7 +190,7 @@ impl Breaker {
                 BreakerState::Open | BreakerState::HalfOpen => {}
             }
             // The slot is taken before the state is confirmed, so that there are never more probes than slots.
-            if !self.take_probe_slot() {
+            if !self.take_probe_slot(now) {
                 return Err(self.reject(None));
             }
             let (is_confirmed, generation) = if word.state == BreakerState::Open {
@@ -401,16 +404,34 @@ impl Breaker {
         self.state.compare_exchange(old.pack(), new.pack(), Ordering::AcqRel, Ordering::Relaxed).is_ok()
     }
 
-    fn take_probe_slot(&self) -> bool {
-        let mut taken = self.probes.load(Ordering::Relaxed);
+    fn take_probe_slot(&self, now: Timestamp) -> bool {
+        let mut taken = self.probes.load(Ordering::Acquire);
         while taken < self.config.probes {
+            // Before the slot is taken: a caller that finds no slot must not take this probe for an old one.
+            self.last_probe.fetch_max(now.as_micros(), Ordering::AcqRel);
             let next = taken.saturating_add(1);
-            match self.probes.compare_exchange_weak(taken, next, Ordering::AcqRel, Ordering::Relaxed) {
+            match self.probes.compare_exchange_weak(taken, next, Ordering::AcqRel, Ordering::Acquire) {
                 Ok(_) => return true,
                 Err(actual) => taken = actual,
             }
         }
-        false
+        self.take_extra_slot(now)
+    }
+
+    /// Takes a slot beyond the configured ones if all probes in flight hang: the last one started `open_for` ago.
+    fn take_extra_slot(&self, now: Timestamp) -> bool {
+        let last = self.last_probe.load(Ordering::Acquire);
+        if now.since(Timestamp::from_micros(last)) < self.config.open_for {
+            return false;
+        }
+        let is_first = self
+            .last_probe
+            .compare_exchange(last, now.as_micros(), Ordering::AcqRel, Ordering::Relaxed)
+            .is_ok();
+        if is_first {
+            self.probes.fetch_add(1, Ordering::AcqRel);
+        }
+        is_first
     }
 
     fn release_probe_slot(&self) {

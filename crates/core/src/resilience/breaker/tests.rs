@@ -177,6 +177,25 @@ fn hung_probe_of_an_earlier_half_open_state_still_takes_a_slot() {
 }
 
 #[test]
+fn hung_probe_lets_one_more_probe_start_after_each_open_time() {
+    let breaker = breaker(BreakerConfig::default());
+    fail(&breaker, 5, START);
+    let mut now = START + OPEN;
+    let hung = [(); 3].map(|()| {
+        let probe = breaker.try_acquire(|| now).unwrap();
+        assert!(breaker.try_acquire(|| now).is_err(), "one probe at a time");
+        assert!(breaker.try_acquire(|| now + OPEN - TimeSpan::from_millis(1)).is_err(), "not yet hung");
+        now = now + OPEN;
+        probe
+    });
+    assert_eq!(call(&breaker, CallOutcome::Success, now), Ok(Some(BreakerState::Closed)));
+    for probe in hung {
+        breaker.cancel(probe);
+    }
+    assert_eq!(breaker.status(now).probes, 0);
+}
+
+#[test]
 fn breaker_closes_after_the_configured_number_of_successes() {
     let breaker = breaker(BreakerConfig { successes: 3, ..BreakerConfig::default() });
     fail(&breaker, 5, START);
