@@ -5,10 +5,12 @@ use std::sync::Arc;
 
 use http::header::{CONNECTION, CONTENT_TYPE, HeaderValue};
 use http::{HeaderMap, Response, StatusCode, Version};
-use tidegate_headers::{BodyStyle, ErrorBody, RejectionReason, ReportedLimit, write_retry_after};
+use tidegate_headers::{
+    BodyStyle, ErrorBody, GrpcPushback, RejectionReason, ReportedLimit, grpc_content_type, write_grpc_status,
+    write_retry_after,
+};
 use tidegate_policy::{FallbackBody, FallbackPlan, HeaderError, PathError};
 
-use crate::http::grpc::{self, Pushback};
 use crate::http::response_body::ResponseBody;
 
 /// Capacity for the headers of an error response, the rate-limit headers included.
@@ -170,20 +172,24 @@ impl ServeError {
     }
 
     /// When the client may retry.
-    fn pushback(&self) -> Pushback {
+    fn pushback(&self) -> GrpcPushback {
         match self {
-            Self::Rejected(RejectedRequest { retry_after: Some(seconds), .. }) => Pushback::Seconds(*seconds),
-            Self::Rejected(_) => Pushback::Never,
+            Self::Rejected(RejectedRequest { retry_after: Some(seconds), .. }) => {
+                GrpcPushback::Seconds(*seconds)
+            }
+            Self::Rejected(_) => GrpcPushback::Never,
             // A fixed response with another status is not an error.
-            Self::BreakerOpen(open) if self.status().is_server_error() => Pushback::Seconds(open.retry_after),
+            Self::BreakerOpen(open) if self.status().is_server_error() => {
+                GrpcPushback::Seconds(open.retry_after)
+            }
             Self::TooManyWaiting
             | Self::StoreUnavailable
             | Self::NoServer
             | Self::BulkheadFull
             | Self::Overloaded
             | Self::UpstreamTimeout
-            | Self::DeadlineExceeded => Pushback::Seconds(1),
-            _ => Pushback::Unknown,
+            | Self::DeadlineExceeded => GrpcPushback::Seconds(1),
+            _ => GrpcPushback::Unknown,
         }
     }
 
@@ -221,7 +227,7 @@ pub(crate) fn rescue(
     version: Version,
     mut headers: HeaderMap,
 ) -> Response<ResponseBody> {
-    if let Some(content_type) = grpc::content_type(version, &headers).cloned() {
+    if let Some(content_type) = grpc_content_type(version, &headers).cloned() {
         return rescue_grpc(&cause, content_type, headers);
     }
     let mut content_type = style.content_type();
@@ -242,7 +248,7 @@ pub(crate) fn rescue(
     headers.clear();
     headers.reserve(HEADERS);
     headers.insert(CONTENT_TYPE, HeaderValue::from_static(content_type));
-    if let Pushback::Seconds(seconds) = cause.pushback() {
+    if let GrpcPushback::Seconds(seconds) = cause.pushback() {
         write_retry_after(&mut headers, seconds);
     }
     if cause.closes_connection() {
@@ -267,8 +273,8 @@ fn rescue_grpc(
         ServeError::BreakerOpen(_) => StatusCode::SERVICE_UNAVAILABLE,
         cause => cause.status(),
     };
-    grpc::write_status(&mut headers, status, &cause.code_and_message().1, pushback);
-    if let Pushback::Seconds(seconds) = pushback {
+    write_grpc_status(&mut headers, status, &cause.code_and_message().1, pushback);
+    if let GrpcPushback::Seconds(seconds) = pushback {
         write_retry_after(&mut headers, seconds);
     }
     let mut response = Response::new(ResponseBody::empty());

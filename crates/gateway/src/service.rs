@@ -24,7 +24,7 @@ use http::request::Parts;
 use http::{HeaderMap, Response, Version};
 use http_body::Body;
 use hyper::body::Incoming;
-use tidegate_headers::{RateLimitHeaders, is_rejected_by_upstream};
+use tidegate_headers::{RateLimitHeaders, grpc_content_type, is_rejected_by_upstream};
 use tidegate_policy::{Facts, Route, Target, requested_host};
 use tidegate_store::Store;
 use tidegate_telemetry::{Log, RequestRecord};
@@ -37,7 +37,7 @@ use crate::http::header_flags::HeaderFlags;
 use crate::http::hop_headers::{self, ConnInfo};
 use crate::http::request_body::{ByteMeter, UploadHandle};
 use crate::http::response_body::ResponseBody;
-use crate::http::{grpc, trace_context, validate};
+use crate::http::{trace_context, validate};
 use crate::limit::AdmittedRequest;
 use crate::upstream::ForwardedRequest;
 use crate::worker::{Worker, WorkerSnapshot};
@@ -183,8 +183,7 @@ impl<'e, S: Store + 'static> Exchange<'e, S> {
         // The response to a failed gRPC call needs the content type of the request, whose headers are moved out below.
         // Every gRPC call has `te: trailers`.
         let may_be_grpc = flags.contains(HeaderFlags::TE) && parts.version == Version::HTTP_2;
-        let grpc =
-            if may_be_grpc { grpc::content_type(parts.version, &parts.headers).cloned() } else { None };
+        let grpc = if may_be_grpc { grpc_content_type(parts.version, &parts.headers).cloned() } else { None };
         let upload = body.take().map(|body| {
             let limits = (worker.limits.body_bytes, worker.limits.request_min_rate);
             UploadHandle::new(

@@ -40,6 +40,7 @@
 
 mod advertised;
 mod body;
+mod grpc;
 mod names;
 mod quota;
 mod rejection;
@@ -53,6 +54,7 @@ mod write;
 
 pub use advertised::{AdvertisedLimit, AdvertisedLimits};
 pub use body::{ErrorBody, ProblemType, ReportedLimit};
+pub use grpc::{GrpcPushback, grpc_content_type, grpc_status, write_grpc_status};
 pub use quota::Quota;
 pub use rejection::RejectionReason;
 pub use rejection_body::RejectionBody;

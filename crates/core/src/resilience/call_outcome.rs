@@ -25,19 +25,28 @@ pub enum CallEnd {
     Reset,
     /// A response with this HTTP status.
     Status(u16),
+    /// A gRPC call that ended with this status code.
+    GrpcStatus(u16),
     /// The caller gave up or disconnected, or its request was invalid.
     Cancelled,
 }
 
 impl CallEnd {
     /// Connect errors, timeouts, resets and 5xx are failures. 4xx and cancellation never are. Neither are 501 and 505: they say
-    /// that the request asks for something the service does not have, so a client could cause them on purpose.
+    /// that the request asks for something the service does not have, so a client could cause them on purpose. gRPC codes count
+    /// like the HTTP statuses that they correspond to: `UNKNOWN`, `DEADLINE_EXCEEDED`, `INTERNAL`, `UNAVAILABLE`,
+    /// `DATA_LOSS` and unknown codes are failures.
     pub const fn outcome(self) -> CallOutcome {
         match self {
-            Self::Status(408 | 429) | Self::Cancelled => CallOutcome::Neutral,
-            Self::Status(400..=499 | 501 | 505) => CallOutcome::ClientError,
-            Self::ConnectError | Self::Timeout | Self::Reset | Self::Status(500..) => CallOutcome::Failure,
-            Self::Status(_) => CallOutcome::Success,
+            // 1 is CANCELLED, 8 is RESOURCE_EXHAUSTED.
+            Self::Status(408 | 429) | Self::GrpcStatus(1 | 8) | Self::Cancelled => CallOutcome::Neutral,
+            Self::Status(400..=499 | 501 | 505) | Self::GrpcStatus(3 | 5..=7 | 9..=12 | 16) => {
+                CallOutcome::ClientError
+            }
+            Self::Status(..500) | Self::GrpcStatus(0) => CallOutcome::Success,
+            Self::ConnectError | Self::Timeout | Self::Reset | Self::Status(500..) | Self::GrpcStatus(_) => {
+                CallOutcome::Failure
+            }
         }
     }
 }
@@ -54,6 +63,14 @@ mod tests {
             assert_eq!(CallEnd::Status(status).outcome(), expected, "{status}");
         }
         assert_eq!(CallEnd::Cancelled.outcome(), CallOutcome::Neutral);
+    }
+
+    #[test]
+    fn grpc_codes_count_like_their_http_statuses() {
+        let with = |outcome| (0..20).filter(move |code| CallEnd::GrpcStatus(*code).outcome() == outcome);
+        assert!(with(CallOutcome::Success).eq([0]));
+        assert!(with(CallOutcome::Neutral).eq([1, 8]));
+        assert!(with(CallOutcome::Failure).eq([2, 4, 13, 14, 15, 17, 18, 19]));
     }
 
     #[test]

@@ -2,7 +2,6 @@
 
 pub(crate) mod access_log;
 pub(crate) mod forwarded;
-pub(crate) mod grpc;
 pub(crate) mod header_flags;
 pub(crate) mod hop_headers;
 pub(crate) mod request_body;

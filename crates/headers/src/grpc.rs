@@ -14,7 +14,7 @@ const PUSHBACK: HeaderName = HeaderName::from_static("grpc-retry-pushback-ms");
 const MEDIA_TYPE: &[u8] = b"application/grpc";
 
 /// The content type of a gRPC call; `None` if the request is not one.
-pub(crate) fn content_type(version: Version, headers: &HeaderMap) -> Option<&HeaderValue> {
+pub fn grpc_content_type(version: Version, headers: &HeaderMap) -> Option<&HeaderValue> {
     if version != Version::HTTP_2 {
         return None;
     }
@@ -25,9 +25,9 @@ pub(crate) fn content_type(version: Version, headers: &HeaderMap) -> Option<&Hea
     })
 }
 
-/// When a client may retry.
+/// When the client of a gRPC call may retry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Pushback {
+pub enum GrpcPushback {
     /// Not specified.
     Unknown,
     /// After this many seconds.
@@ -36,16 +36,16 @@ pub(crate) enum Pushback {
     Never,
 }
 
-/// Writes the gRPC status of an error into `headers`.
-pub(crate) fn write_status(headers: &mut HeaderMap, status: StatusCode, message: &str, pushback: Pushback) {
+/// Writes the gRPC status of an error into `headers`. The status is that which corresponds to an HTTP status.
+pub fn write_grpc_status(headers: &mut HeaderMap, status: StatusCode, message: &str, pushback: GrpcPushback) {
     headers.insert(STATUS, code(status).into());
     headers.insert(MESSAGE, percent_encoded(message));
     match pushback {
-        Pushback::Unknown => {}
-        Pushback::Seconds(seconds) => {
+        GrpcPushback::Unknown => {}
+        GrpcPushback::Seconds(seconds) => {
             headers.insert(PUSHBACK, seconds.saturating_mul(1_000).into());
         }
-        Pushback::Never => {
+        GrpcPushback::Never => {
             headers.insert(PUSHBACK, HeaderValue::from_static("-1"));
         }
     }
@@ -92,6 +92,11 @@ fn percent_encoded(text: &str) -> HeaderValue {
     HeaderValue::from_bytes(&encoded).unwrap_or(HeaderValue::from_static(""))
 }
 
+/// The status code of a gRPC call in its trailers, or in the headers of a response without a body. `None` if there is none.
+pub fn grpc_status(headers: &HeaderMap) -> Option<u16> {
+    headers.get(STATUS)?.to_str().ok()?.parse().ok()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -105,7 +110,7 @@ mod tests {
     fn grpc_content_type_is_recognized_over_http2_only() {
         let is_grpc = |version, value: &'static str| {
             let headers = HeaderMap::from_iter([(CONTENT_TYPE, HeaderValue::from_static(value))]);
-            content_type(version, &headers).is_some()
+            grpc_content_type(version, &headers).is_some()
         };
         for value in
             ["application/grpc", "application/grpc+proto", "application/GRPC;a=b", "application/grpc-web"]
