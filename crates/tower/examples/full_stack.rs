@@ -90,8 +90,11 @@ fn app() -> Result<Router, BoxError> {
             into_response::<Body>(error, BodyStyle::Flat)
         }))
         .layer(DeadlineLayer::new().at_most(Duration::from_secs(1)))
-        .layer(RateLimitLayer::new(RateLimiter::new(rules, store)?, OneCounter))
-        .layer(LoadShedLayer::new(LoadShedder::new(AdaptiveConfig::default())?));
+        // What load shedding rejects is refunded.
+        .layer(
+            RateLimitLayer::new(RateLimiter::new(rules, store)?, OneCounter)
+                .around(LoadShedLayer::new(LoadShedder::new(AdaptiveConfig::default())?)),
+        );
     let app = Router::new().route("/rows", get(rows)).route("/ping", get(|| async { "pong\n" }));
     Ok(app.with_state(client()?).layer(layers))
 }

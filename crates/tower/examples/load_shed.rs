@@ -11,7 +11,7 @@ use axum::routing::get;
 use http::{Request, StatusCode};
 use tidegate_core::AdaptiveConfig;
 use tidegate_headers::BodyStyle;
-use tidegate_tower::load_shed::{LoadShedLayer, LoadShedder};
+use tidegate_tower::load_shed::{ByCriticalityHeader, LoadShedLayer, LoadShedder};
 use tidegate_tower::{BoxError, into_response};
 use tokio::task::JoinSet;
 use tower::{ServiceBuilder, ServiceExt};
@@ -32,7 +32,8 @@ async fn main() -> Result<(), BoxError> {
         .layer(HandleErrorLayer::new(|error: BoxError| async {
             into_response::<Body>(error, BodyStyle::Flat)
         }))
-        .layer(LoadShedLayer::new(shedder.clone()));
+        // Only trusted clients reach this service, so each of them may say how important its requests are.
+        .layer(LoadShedLayer::new(shedder.clone()).criticality(ByCriticalityHeader::trusted()));
     let app = Router::new().route("/", get(work)).layer(layers);
 
     println!("the limit is {}", shedder.limit().limit());

@@ -22,9 +22,9 @@
 //! The recommended order, outermost layer first. A service usually has the first half around its handlers, and the second half
 //! around the client of each dependency.
 //!
-//! 1. errors to responses: [`into_response`]
+//! 1. errors to responses: [`into_response`], or [`GrpcErrorLayer`] in a tonic server
 //! 2. `deadline`: everything below knows how much time is left, and is cancelled when it is over
-//! 3. `rate_limit`: rejected clients cost nothing further. What a layer below rejects is refunded
+//! 3. `rate_limit`: rejected clients cost nothing further. What the layers given to `around` reject is refunded
 //! 4. `load_shed`: measures the latency of everything below
 //! 5. `fallback`: replaces the errors of everything below
 //! 6. `bulkhead`: a call keeps its place during retries, so retries do not add load
@@ -80,6 +80,10 @@
 //!   [`find_cause`] finds a cause, [`is_rejection`] tells whether the service was called at all.
 //! - Every layer is cancel-safe: dropping a future returns its permit, its place in a queue, the slot of a probe and a retry
 //!   that was not sent.
+//! - A layer sees a request only when the inner service is ready. `timeout`, and `deadline` with `at_most` or with a deadline of
+//!   the task, bound that wait as well: afterwards they fail the next call without making it, so a call may take the time twice.
+//!   The other layers wait as long as the inner service makes them wait, except that an open breaker rejects at once. An error of
+//!   `poll_ready` is a failure for the breaker.
 //! - Layers call only services that are ready. Futures are named types; only calls that wait for a permit or for a remote store
 //!   allocate.
 //! - Durations are measured with a [`Clock`](tidegate_store::Clock), by default the [`system_clock`]; timers are those of
@@ -97,15 +101,20 @@ pub mod deadline;
 mod error;
 #[cfg(feature = "fallback")]
 pub mod fallback;
+mod grpc;
 #[cfg(feature = "load_shed")]
 pub mod load_shed;
 #[cfg(feature = "policy")]
 pub mod policy;
 #[cfg(feature = "rate_limit")]
 pub mod rate_limit;
+#[cfg(any(feature = "deadline", feature = "timeout"))]
+mod ready;
 mod response;
 #[cfg(feature = "retry")]
 pub mod retry;
+#[cfg(any(feature = "policy", feature = "rate_limit"))]
+mod served;
 #[cfg(feature = "thread_pool")]
 pub mod thread_pool;
 #[cfg(feature = "timeout")]
@@ -113,4 +122,7 @@ pub mod timeout;
 
 pub use clock::system_clock;
 pub use error::{BoxError, error_outcome, find_cause, is_rejection};
+pub use grpc::{GrpcErrorFuture, GrpcErrorLayer, GrpcErrorService};
 pub use response::into_response;
+#[cfg(any(feature = "policy", feature = "rate_limit"))]
+pub use served::{NothingRefunded, Refunded, ServedService};

@@ -104,7 +104,7 @@ pub(crate) fn policy_rejection_response<B: From<Vec<u8>>>(
     respond(&ErrorBody { retry_after, ..ErrorBody::new(status, code, text) }, style)
 }
 
-fn describe(error: &BoxError) -> ErrorBody<'static> {
+pub(crate) fn describe(error: &BoxError) -> ErrorBody<'static> {
     let unavailable = |code, message| ErrorBody {
         retry_after: Some(SOON),
         ..ErrorBody::new(StatusCode::SERVICE_UNAVAILABLE, code, message)

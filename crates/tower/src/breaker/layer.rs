@@ -3,6 +3,7 @@
 use tower_layer::Layer;
 
 use super::classify::ByStatus;
+use super::grpc::GrpcBreakerLayer;
 use super::handle::CircuitBreaker;
 use super::service::BreakerService;
 
@@ -18,6 +19,11 @@ impl BreakerLayer {
     pub fn new(breaker: CircuitBreaker) -> Self {
         Self { breaker, classifier: ByStatus }
     }
+
+    /// Classifies gRPC calls by the status at the end of their response.
+    pub fn grpc(breaker: CircuitBreaker) -> GrpcBreakerLayer {
+        GrpcBreakerLayer::new(breaker)
+    }
 }
 
 impl<C> BreakerLayer<C> {
@@ -31,6 +37,7 @@ impl<S, C: Clone> Layer<S> for BreakerLayer<C> {
     type Service = BreakerService<S, C>;
 
     fn layer(&self, inner: S) -> Self::Service {
-        BreakerService { inner, breaker: self.breaker.clone(), classifier: self.classifier.clone() }
+        let (breaker, classifier) = (self.breaker.clone(), self.classifier.clone());
+        BreakerService { inner, breaker, classifier, is_unready: false }
     }
 }

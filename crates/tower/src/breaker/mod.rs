@@ -2,11 +2,14 @@
 //!
 //! [`CircuitBreaker`] is the handle: one for each service that can fail on its own, shared by all of its callers.
 //! [`BreakerLayer`] rejects calls with [`BreakerOpen`] and records how the others end. Dropping the future of a call cancels
-//! the call: it counts as neither success nor failure, and a probe gives its slot back.
+//! the call: it counts as neither success nor failure, and a probe gives its slot back. A call that panics is a failure.
+//!
+//! A gRPC service reports failures in the trailers of a response with status 200: [`BreakerLayer::grpc`] waits for them.
 
 mod classify;
 mod error;
 mod future;
+mod grpc;
 mod handle;
 mod layer;
 mod service;
@@ -14,6 +17,7 @@ mod service;
 pub use classify::{ByError, ByStatus, Classify};
 pub use error::BreakerOpen;
 pub use future::BreakerFuture;
+pub use grpc::{GrpcBreakerBody, GrpcBreakerFuture, GrpcBreakerLayer, GrpcBreakerService};
 pub use handle::{BreakerPermit, CircuitBreaker};
 pub use layer::BreakerLayer;
 pub use service::BreakerService;

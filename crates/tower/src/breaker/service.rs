@@ -2,19 +2,68 @@
 
 use std::task::{Context, Poll};
 
+use tidegate_core::BreakerState;
 use tower_service::Service;
 
 use super::classify::Classify;
-use super::future::BreakerFuture;
-use super::handle::CircuitBreaker;
-use crate::error::BoxError;
+use super::error::BreakerOpen;
+use super::future::{BreakerFuture, count_panic};
+use super::handle::{BreakerPermit, CircuitBreaker};
+use crate::error::{BoxError, error_outcome};
 
 /// A service with a circuit breaker.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub struct BreakerService<S, C> {
     pub(super) inner: S,
     pub(super) breaker: CircuitBreaker,
     pub(super) classifier: C,
+    /// Whether the inner service was not ready when the breaker last rejected calls.
+    pub(super) is_unready: bool,
+}
+
+impl<S: Clone, C: Clone> Clone for BreakerService<S, C> {
+    fn clone(&self) -> Self {
+        Self {
+            inner: self.inner.clone(),
+            breaker: self.breaker.clone(),
+            classifier: self.classifier.clone(),
+            is_unready: false,
+        }
+    }
+}
+
+impl<S, C> BreakerService<S, C> {
+    /// Admits a call, or rejects it.
+    #[inline]
+    pub(super) fn try_acquire(&self) -> Result<BreakerPermit, BreakerOpen> {
+        let permit = self.breaker.try_acquire()?;
+        // The open time has ended, but the inner service has not become ready since then.
+        if self.is_unready { Err(BreakerOpen { retry_after: None }) } else { Ok(permit) }
+    }
+
+    /// Completes the readiness of the inner service. Its error counts as a failure of the service. While the breaker rejects
+    /// calls, nothing waits.
+    pub(super) fn ready<E: Into<BoxError>>(
+        &mut self,
+        inner: Poll<Result<(), E>>,
+    ) -> Poll<Result<(), BoxError>> {
+        self.is_unready = false;
+        match inner {
+            Poll::Ready(Ok(())) => Poll::Ready(Ok(())),
+            Poll::Ready(Err(error)) => {
+                let error = error.into();
+                if let Ok(permit) = self.breaker.try_acquire() {
+                    permit.record(error_outcome(&error));
+                }
+                Poll::Ready(Err(error))
+            }
+            Poll::Pending => {
+                self.is_unready =
+                    matches!(self.breaker.state(), BreakerState::Open | BreakerState::ForcedOpen);
+                if self.is_unready { Poll::Ready(Ok(())) } else { Poll::Pending }
+            }
+        }
+    }
 }
 
 impl<S, C, R> Service<R> for BreakerService<S, C>
@@ -29,13 +78,18 @@ where
 
     #[inline]
     fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), BoxError>> {
-        self.inner.poll_ready(cx).map_err(Into::into)
+        let inner = self.inner.poll_ready(cx);
+        self.ready(inner)
     }
 
     #[inline]
     fn call(&mut self, request: R) -> Self::Future {
-        match self.breaker.try_acquire() {
-            Ok(permit) => BreakerFuture::new(self.inner.call(request), permit, self.classifier.clone()),
+        match self.try_acquire() {
+            Ok(permit) => {
+                let mut permit = Some(permit);
+                let inner = count_panic(&mut permit, || self.inner.call(request));
+                BreakerFuture::new(inner, permit, self.classifier.clone())
+            }
             Err(open) => BreakerFuture::rejected(open),
         }
     }

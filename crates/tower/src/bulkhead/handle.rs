@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
+use tokio::runtime::Handle;
 use tokio::sync::{AcquireError, OwnedSemaphorePermit, Semaphore, TryAcquireError};
 use tokio::time::{Sleep, sleep};
 
@@ -73,7 +74,8 @@ impl Bulkhead {
         self.try_take().ok_or_else(|| self.shared.reject())
     }
 
-    /// Takes a permit, or waits for one as far as the queue allows it. Dropping the future gives up the place in the queue.
+    /// Takes a permit, or waits for one as far as the queue allows it. Dropping the future gives up the place in the queue. A call
+    /// that would have to wait outside of a tokio runtime is rejected, because there is no timer to end its wait.
     #[inline]
     pub fn acquire(&self) -> BulkheadAcquire {
         BulkheadAcquire { state: self.start_acquire() }
@@ -86,7 +88,7 @@ impl Bulkhead {
         match QueuePlace::try_take(&self.shared) {
             Some(place) => AcquireState::Waiting(Waiter {
                 permit: Box::pin(Arc::clone(&self.shared.semaphore).acquire_owned()),
-                timeout: Box::pin(sleep(self.shared.config.wait)),
+                timeout: None,
                 place,
             }),
             None => AcquireState::Ready(Err(self.shared.reject())),
@@ -162,7 +164,8 @@ enum AcquireState {
 /// Only calls that wait allocate.
 struct Waiter {
     permit: Pin<Box<dyn Future<Output = Result<OwnedSemaphorePermit, AcquireError>> + Send>>,
-    timeout: Pin<Box<Sleep>>,
+    /// Set when the call has to wait: a timer needs a runtime, which there may not be before.
+    timeout: Option<Pin<Box<Sleep>>>,
     place: QueuePlace,
 }
 
@@ -174,7 +177,14 @@ impl Waiter {
                 Err(AcquireError { .. }) => Err(self.place.0.reject()),
             });
         }
-        self.timeout.as_mut().poll(cx).map(|()| Err(self.place.0.reject()))
+        if self.timeout.is_none() {
+            if Handle::try_current().is_err() {
+                return Poll::Ready(Err(self.place.0.reject()));
+            }
+            self.timeout = Some(Box::pin(sleep(self.place.0.config.wait)));
+        }
+        let Some(timeout) = &mut self.timeout else { return Poll::Pending };
+        timeout.as_mut().poll(cx).map(|()| Err(self.place.0.reject()))
     }
 }
 

@@ -10,6 +10,7 @@ use tower_layer::Layer;
 
 use super::service::{DeadlineService, OutgoingDeadlineService};
 use crate::clock::system_clock;
+use crate::ready::ReadyWait;
 
 /// Enforces the deadlines of incoming requests.
 #[derive(Clone)]
@@ -51,7 +52,8 @@ impl<S> Layer<S> for DeadlineLayer {
     type Service = DeadlineService<S>;
 
     fn layer(&self, inner: S) -> Self::Service {
-        DeadlineService { inner, max: self.max, clock: Arc::clone(&self.clock) }
+        let clock = Arc::clone(&self.clock);
+        DeadlineService { inner, max: self.max, clock, ready_wait: ReadyWait::default() }
     }
 }
 
@@ -89,6 +91,6 @@ impl<S> Layer<S> for OutgoingDeadlineLayer {
     type Service = OutgoingDeadlineService<S>;
 
     fn layer(&self, inner: S) -> Self::Service {
-        OutgoingDeadlineService { inner, clock: Arc::clone(&self.clock) }
+        OutgoingDeadlineService { inner, clock: Arc::clone(&self.clock), ready_wait: ReadyWait::default() }
     }
 }

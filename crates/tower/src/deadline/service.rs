@@ -11,6 +11,7 @@ use tower_service::Service;
 use super::future::DeadlineFuture;
 use super::handle::Deadline;
 use crate::error::BoxError;
+use crate::ready::ReadyWait;
 
 /// A server that enforces the deadlines of its requests.
 #[derive(Clone, Debug)]
@@ -18,6 +19,7 @@ pub struct DeadlineService<S> {
     pub(super) inner: S,
     pub(super) max: Option<TimeSpan>,
     pub(super) clock: Arc<dyn Clock>,
+    pub(super) ready_wait: ReadyWait,
 }
 
 impl<S, B> Service<Request<B>> for DeadlineService<S>
@@ -31,11 +33,15 @@ where
 
     #[inline]
     fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), BoxError>> {
-        self.inner.poll_ready(cx).map_err(Into::into)
+        let inner = self.inner.poll_ready(cx);
+        self.ready_wait.poll(inner, || self.max.map(Into::into), cx)
     }
 
     #[inline]
     fn call(&mut self, mut request: Request<B>) -> Self::Future {
+        if self.ready_wait.take_expired() {
+            return DeadlineFuture::passed();
+        }
         let now = self.clock.now();
         let longest = self.max.map(|max| now + max);
         let asked = Deadline::from_headers(request.headers(), now);
@@ -67,6 +73,7 @@ where
 pub struct OutgoingDeadlineService<S> {
     pub(super) inner: S,
     pub(super) clock: Arc<dyn Clock>,
+    pub(super) ready_wait: ReadyWait,
 }
 
 impl<S, B> Service<Request<B>> for OutgoingDeadlineService<S>
@@ -80,11 +87,16 @@ where
 
     #[inline]
     fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), BoxError>> {
-        self.inner.poll_ready(cx).map_err(Into::into)
+        let inner = self.inner.poll_ready(cx);
+        let remaining = || Some(Deadline::current()?.remaining(self.clock.now()).into());
+        self.ready_wait.poll(inner, remaining, cx)
     }
 
     #[inline]
     fn call(&mut self, mut request: Request<B>) -> Self::Future {
+        if self.ready_wait.take_expired() {
+            return DeadlineFuture::passed();
+        }
         let deadline = Deadline::of_request(&request);
         let Some(deadline) = deadline else {
             return DeadlineFuture::unbounded(self.inner.call(request));

@@ -19,13 +19,24 @@ impl<R, F: Fn(&R) -> Criticality> FindCriticality<R> for F {
     }
 }
 
-/// Reads the header `X-Criticality` of HTTP requests.
+/// Reads the header `X-Criticality` of HTTP requests. By default it may only make a request less important than one without the
+/// header: otherwise every client could put its requests before those of all others.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct ByCriticalityHeader;
+pub struct ByCriticalityHeader {
+    is_trusted: bool,
+}
+
+impl ByCriticalityHeader {
+    /// Believes every value: for services that only trusted clients can reach, or behind a proxy that sets the header.
+    pub fn trusted() -> Self {
+        Self { is_trusted: true }
+    }
+}
 
 impl<B> FindCriticality<Request<B>> for ByCriticalityHeader {
     fn criticality(&self, request: &Request<B>) -> Criticality {
-        criticality(request.headers())
+        let stated = criticality(request.headers());
+        if self.is_trusted { stated } else { stated.min(Criticality::default()) }
     }
 }
 
@@ -37,9 +48,10 @@ pub struct LoadShedLayer<C = ByCriticalityHeader> {
 }
 
 impl LoadShedLayer {
-    /// Reads the importance of HTTP requests from `X-Criticality`.
+    /// Reads the importance of HTTP requests from `X-Criticality`, as far as it makes them [less
+    /// important](ByCriticalityHeader).
     pub fn new(shedder: LoadShedder) -> Self {
-        Self { shedder, find: ByCriticalityHeader }
+        Self { shedder, find: ByCriticalityHeader::default() }
     }
 }
 

@@ -13,6 +13,7 @@ use tower_service::Service;
 
 use super::check::{AdmittedCall, PolicyVerdict};
 use crate::error::{BoxError, is_rejection};
+use crate::served::{HandlerMark, ServedCall};
 
 /// The check of a request. Its type cannot be named, because it borrows the policy.
 type PendingCheck<B, T, D> = Pin<Box<dyn Future<Output = PolicyVerdict<B, T, D>> + Send>>;
@@ -31,6 +32,7 @@ pin_project! {
         #[pin]
         state: CallState<S, B, T, D>,
         limiter: Arc<Limiter<D>>,
+        served: ServedCall,
     }
 }
 
@@ -63,8 +65,14 @@ where
     S: Service<Request<B>>,
     D: Store + 'static,
 {
-    pub(super) fn new(check: PendingCheck<B, T, D>, ready: S, limiter: Arc<Limiter<D>>) -> Self {
-        Self { state: CallState::Unchecked { check, ready: Some(ready) }, limiter }
+    pub(super) fn new(
+        check: PendingCheck<B, T, D>,
+        ready: S,
+        limiter: Arc<Limiter<D>>,
+        mark: Option<HandlerMark>,
+    ) -> Self {
+        let state = CallState::Unchecked { check, ready: Some(ready) };
+        Self { state, limiter, served: ServedCall::new(mark) }
     }
 }
 
@@ -73,12 +81,13 @@ fn complete<T, D>(
     limiter: &Arc<Limiter<D>>,
     mut admitted: AdmittedCall<D>,
     mut result: Result<Response<T>, BoxError>,
+    served: &ServedCall,
 ) -> Result<Result<Response<T>, BoxError>, PendingSettlement<T>>
 where
     T: Send + 'static,
     D: Store + 'static,
 {
-    let is_rejected = result.as_ref().err().is_some_and(is_rejection);
+    let is_rejected = result.as_ref().err().is_some_and(is_rejection) && served.is_unserved();
     if is_rejected {
         admitted.refund();
     }
@@ -128,13 +137,13 @@ where
                         Err(response) => return Poll::Ready(Ok(response)),
                     };
                     let Some(mut service) = ready.take() else { return Poll::Pending };
-                    let inner = service.call(request);
+                    let inner = this.served.observe(|| service.call(request));
                     this.state.set(CallState::Called { inner, admitted: Some(admitted) });
                 }
                 CallStateProjection::Called { inner, admitted } => {
-                    let result = ready!(inner.poll(cx)).map_err(Into::into);
+                    let result = ready!(this.served.observe(|| inner.poll(cx))).map_err(Into::into);
                     let Some(admitted) = admitted.take() else { return Poll::Pending };
-                    match complete(this.limiter, admitted, result) {
+                    match complete(this.limiter, admitted, result, this.served) {
                         Ok(result) => return Poll::Ready(result),
                         Err(settlement) => this.state.set(CallState::Settling { settlement }),
                     }

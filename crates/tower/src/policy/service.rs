@@ -15,17 +15,21 @@ use tower_service::Service;
 use super::check::check;
 use super::future::PolicyFuture;
 use crate::error::BoxError;
+use crate::served::HandlerMark;
 
 /// An HTTP service under a policy.
 pub struct PolicyService<S, D, F> {
     pub(super) inner: S,
     pub(super) limiter: Arc<Limiter<D>>,
     pub(super) peer: F,
+    /// Set if the service knows which calls reach the handler.
+    pub(super) mark: Option<HandlerMark>,
 }
 
 impl<S: Clone, D, F: Clone> Clone for PolicyService<S, D, F> {
     fn clone(&self) -> Self {
-        Self { inner: self.inner.clone(), limiter: Arc::clone(&self.limiter), peer: self.peer.clone() }
+        let (peer, mark) = (self.peer.clone(), self.mark.clone());
+        Self { inner: self.inner.clone(), limiter: Arc::clone(&self.limiter), peer, mark }
     }
 }
 
@@ -58,6 +62,6 @@ where
         let clone = self.inner.clone();
         let ready = mem::replace(&mut self.inner, clone);
         let check = check(Arc::clone(&self.limiter), request, peer);
-        PolicyFuture::new(Box::pin(check), ready, Arc::clone(&self.limiter))
+        PolicyFuture::new(Box::pin(check), ready, Arc::clone(&self.limiter), self.mark.clone())
     }
 }

@@ -14,6 +14,7 @@ use super::kept_decision::KeptDecision;
 use super::report::RateLimitReport;
 use super::respond::RespondToLimit;
 use crate::error::{BoxError, is_rejection};
+use crate::served::{HandlerMark, ServedCall};
 
 /// The decision about a request. Dropping it refunds what was charged.
 pub(super) struct LimitCharge<D: Store + 'static> {
@@ -22,13 +23,20 @@ pub(super) struct LimitCharge<D: Store + 'static> {
     decision: KeptDecision,
     /// Whether dropping refunds.
     is_pending: bool,
+    /// Whether the handler was called.
+    pub(super) served: ServedCall,
 }
 
 impl<D: Store + 'static> LimitCharge<D> {
     #[inline]
-    pub(super) fn new(limiter: RateLimiter<D>, client: ClientBytes, decision: KeptDecision) -> Self {
+    pub(super) fn new(
+        limiter: RateLimiter<D>,
+        client: ClientBytes,
+        decision: KeptDecision,
+        mark: Option<HandlerMark>,
+    ) -> Self {
         let is_pending = decision.verdict().is_pass();
-        Self { limiter, client, decision, is_pending }
+        Self { limiter, client, decision, is_pending, served: ServedCall::new(mark) }
     }
 
     /// Tells the client about the limits in the response of an admitted request.
@@ -40,8 +48,8 @@ impl<D: Store + 'static> LimitCharge<D> {
                     .with(|decision| respond.complete(response, RateLimitReport { decision, rules }));
             }
             Ok(_) => {}
-            // The service never had the request: dropping the charge refunds it.
-            Err(error) => self.is_pending = is_rejection(error),
+            // If the handler never had the request, dropping the charge refunds it.
+            Err(error) => self.is_pending = self.served.is_unserved() && is_rejection(error),
         }
     }
 
@@ -110,6 +118,15 @@ pin_project! {
     }
 }
 
+/// A call that is not made yet.
+pub(super) struct PendingCall<P, S, R> {
+    pub(super) respond: P,
+    /// For the charge, while there is none.
+    pub(super) mark: Option<HandlerMark>,
+    pub(super) ready: S,
+    pub(super) request: R,
+}
+
 /// The state of a call, if there is more to it than the future of the service.
 pub(super) type BoxCallState<S, R, D, P> = Pin<Box<CallState<S, R, D, P>>>;
 
@@ -124,12 +141,12 @@ pin_project! {
         Undecided {
             decision: PendingDecision,
             limiter: RateLimiter<D>,
-            call: Option<(P, S, R)>,
+            call: Option<PendingCall<P, S, R>>,
         },
         Delayed {
             #[pin]
             timer: Sleep,
-            call: Option<(LimitCharge<D>, P, S, R)>,
+            call: Option<(LimitCharge<D>, PendingCall<P, S, R>)>,
         },
         Admitted {
             #[pin]
@@ -151,10 +168,6 @@ where
     D: Store + 'static,
     P: RespondToLimit<S::Response>,
 {
-    /// Whether anything may be done with the charge of a request that the service has: its response completed, or the charge
-    /// refunded. An error without a value, such as `Infallible`, is never a rejection.
-    pub(super) const KEEPS_CHARGE: bool = P::COMPLETES || size_of::<Result<(), S::Error>>() > 0;
-
     /// A call with a state.
     #[inline]
     pub(super) fn stateful(state: BoxCallState<S, R, D, P>) -> Self {
@@ -175,21 +188,20 @@ where
     D: Store + 'static,
 {
     pub(super) fn undecided(
-        (limiter, respond): (RateLimiter<D>, P),
+        limiter: RateLimiter<D>,
         client: ClientBytes,
-        ready: S,
-        request: R,
+        call: PendingCall<P, S, R>,
     ) -> Self {
         let decider = limiter.clone();
         let decision = Box::pin(async move {
             let decision = decider.decide(&client).await;
             (client, decision)
         });
-        Self::Undecided { decision, limiter, call: Some((respond, ready, request)) }
+        Self::Undecided { decision, limiter, call: Some(call) }
     }
 
-    pub(super) fn delayed(wait: TimeSpan, call: (LimitCharge<D>, P, S, R)) -> Self {
-        Self::Delayed { timer: sleep(wait.into()), call: Some(call) }
+    pub(super) fn delayed(wait: TimeSpan, charge: LimitCharge<D>, call: PendingCall<P, S, R>) -> Self {
+        Self::Delayed { timer: sleep(wait.into()), call: Some((charge, call)) }
     }
 
     /// The service has the request; its charge is kept for its response.
@@ -207,27 +219,26 @@ where
         Self::Rejected { result: Some(result) }
     }
 
-    fn admitted((charge, respond, mut ready, request): (LimitCharge<D>, P, S, R)) -> Self {
-        Self::charged(ready.call(request), charge, respond)
+    fn admitted(mut charge: LimitCharge<D>, call: PendingCall<P, S, R>) -> Self {
+        let PendingCall { respond, mut ready, request, .. } = call;
+        let inner = charge.served.observe(|| ready.call(request));
+        Self::charged(inner, charge, respond)
     }
 
     /// The state after the decision.
-    fn decided(charge: LimitCharge<D>, (respond, ready, request): (P, S, R)) -> Self
+    fn decided(charge: LimitCharge<D>, call: PendingCall<P, S, R>) -> Self
     where
         P: RespondToLimit<S::Response>,
     {
         match charge.decision.verdict() {
-            Verdict::Pass { wait } if wait.is_zero() => Self::admitted((charge, respond, ready, request)),
-            Verdict::Pass { wait } => Self::delayed(wait, (charge, respond, ready, request)),
-            Verdict::NotUntil { .. } | Verdict::Never => Self::rejected(charge.reject(&respond)),
+            Verdict::Pass { wait } if wait.is_zero() => Self::admitted(charge, call),
+            Verdict::Pass { wait } => Self::delayed(wait, charge, call),
+            Verdict::NotUntil { .. } | Verdict::Never => Self::rejected(charge.reject(&call.respond)),
         }
     }
 
-    fn store_failed(
-        limiter: &RateLimiter<D>,
-        error: StoreError,
-        (respond, mut ready, request): (P, S, R),
-    ) -> Self {
+    fn store_failed(limiter: &RateLimiter<D>, error: StoreError, call: PendingCall<P, S, R>) -> Self {
+        let PendingCall { respond, mut ready, request, .. } = call;
         match limiter.on_store_failure() {
             OnStoreFailure::Allow => Self::uncharged(ready.call(request), respond),
             OnStoreFailure::Deny => Self::rejected(Err(error.into())),
@@ -242,18 +253,18 @@ where
         loop {
             let next = match self.as_mut().project() {
                 CallStateProjection::Admitted { inner, charge, respond } => {
-                    let mut result = ready!(inner.poll(cx)).map_err(Into::into);
-                    if let Some(charge) = charge {
-                        charge.complete(&mut result, respond);
-                    }
+                    let Some(charge) = charge else { return inner.poll(cx).map_err(Into::into) };
+                    let mut result = ready!(charge.served.observe(|| inner.poll(cx))).map_err(Into::into);
+                    charge.complete(&mut result, respond);
                     return Poll::Ready(result);
                 }
                 CallStateProjection::Undecided { decision, limiter, call } => {
                     let (client, decision) = ready!(decision.as_mut().poll(cx));
-                    let Some(call) = call.take() else { return Poll::Pending };
+                    let Some(mut call) = call.take() else { return Poll::Pending };
+                    let mark = call.mark.take();
                     match decision {
                         Ok(decision) => Self::decided(
-                            LimitCharge::new(limiter.clone(), client, KeptDecision::new(decision)),
+                            LimitCharge::new(limiter.clone(), client, KeptDecision::new(decision), mark),
                             call,
                         ),
                         Err(error) => Self::store_failed(limiter, error, call),
@@ -261,8 +272,8 @@ where
                 }
                 CallStateProjection::Delayed { timer, call } => {
                     ready!(timer.poll(cx));
-                    let Some(call) = call.take() else { return Poll::Pending };
-                    Self::admitted(call)
+                    let Some((charge, call)) = call.take() else { return Poll::Pending };
+                    Self::admitted(charge, call)
                 }
                 CallStateProjection::Rejected { result } => {
                     return result.take().map_or(Poll::Pending, Poll::Ready);

@@ -4,8 +4,8 @@
 //! request with a [`FindClient`], and charges all limits or none. HTTP responses get rate-limit headers, and rejected requests
 //! get 429; with [`RejectWithError`] any service can be limited, and a rejection is the error [`RateLimited`].
 //!
-//! A request that an inner layer rejects (see [`is_rejection`](crate::is_rejection)), and one that is cancelled while a leaky
-//! bucket delays it, is refunded.
+//! A request that is cancelled while a leaky bucket delays it is refunded, and so is one that a layer between the limits and the
+//! handler rejects, if the rate-limit layer knows that: see [`RateLimitLayer::around`].
 
 mod client;
 mod error;
@@ -15,6 +15,7 @@ mod kept_decision;
 mod layer;
 mod report;
 mod respond;
+mod respond_grpc;
 mod service;
 
 pub use client::{ByAddress, ByHeader, ClientKey, FindClient, OneCounter};
@@ -24,4 +25,5 @@ pub use handle::{OnStoreFailure, RateLimitRule, RateLimiter};
 pub use layer::RateLimitLayer;
 pub use report::RateLimitReport;
 pub use respond::{RejectWithError, RespondHttp, RespondToLimit};
+pub use respond_grpc::RespondGrpc;
 pub use service::RateLimitService;

@@ -53,7 +53,12 @@ impl RespondHttp {
         Self { headers: headers.into_iter().collect(), body }
     }
 
-    fn write<B>(&self, response: &mut Response<B>, report: RateLimitReport<'_>, retry_after: Option<u64>) {
+    pub(super) fn write<B>(
+        &self,
+        response: &mut Response<B>,
+        report: RateLimitReport<'_>,
+        retry_after: Option<u64>,
+    ) {
         thread_local! {
             static CACHE: RefCell<HeaderValueCache> = RefCell::default();
         }

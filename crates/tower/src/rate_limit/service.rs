@@ -8,11 +8,12 @@ use tidegate_store::{PromptDecision, Store};
 use tower_service::Service;
 
 use super::client::FindClient;
-use super::future::{BoxCallState, CallState, LimitCharge, RateLimitFuture};
+use super::future::{BoxCallState, CallState, LimitCharge, PendingCall, RateLimitFuture};
 use super::handle::{ClientBytes, OnStoreFailure, RateLimiter};
 use super::kept_decision::KeptDecision;
 use super::respond::RespondToLimit;
 use crate::error::BoxError;
+use crate::served::HandlerMark;
 
 /// A service that limits the requests of each client.
 #[derive(Debug)]
@@ -21,6 +22,8 @@ pub struct RateLimitService<S, D, K, P> {
     pub(super) limiter: RateLimiter<D>,
     pub(super) client: K,
     pub(super) respond: P,
+    /// Set if the service knows which calls reach the handler.
+    pub(super) mark: Option<HandlerMark>,
 }
 
 impl<S: Clone, D, K: Clone, P: Clone> Clone for RateLimitService<S, D, K, P> {
@@ -30,6 +33,7 @@ impl<S: Clone, D, K: Clone, P: Clone> Clone for RateLimitService<S, D, K, P> {
             limiter: self.limiter.clone(),
             client: self.client.clone(),
             respond: self.respond.clone(),
+            mark: self.mark.clone(),
         }
     }
 }
@@ -42,6 +46,13 @@ impl<S, D, K, P> RateLimitService<S, D, K, P> {
     {
         let clone = self.inner.clone();
         mem::replace(&mut self.inner, clone)
+    }
+
+    fn charge(&self, client: ClientBytes, decision: KeptDecision) -> LimitCharge<D>
+    where
+        D: Store + 'static,
+    {
+        LimitCharge::new(self.limiter.clone(), client, decision, self.mark.clone())
     }
 
     /// A call that is not admitted at once. Returns no future, because that may be large and would be copied.
@@ -65,17 +76,22 @@ impl<S, D, K, P> RateLimitService<S, D, K, P> {
             Some(Err(error)) => return Box::pin(CallState::rejected(Err(error.into()))),
             None => {
                 let ready = self.take_ready();
-                let (limiter, respond) = (self.limiter.clone(), self.respond.clone());
-                return Box::pin(CallState::undecided((limiter, respond), client, ready, request));
+                let pending =
+                    PendingCall { respond: self.respond.clone(), mark: self.mark.clone(), ready, request };
+                return Box::pin(CallState::undecided(self.limiter.clone(), client, pending));
             }
         };
         let verdict = decision.verdict();
-        let charge = LimitCharge::new(self.limiter.clone(), client, decision);
+        let mut charge = self.charge(client, decision);
         Box::pin(match verdict {
-            Verdict::PASS => CallState::charged(self.inner.call(request), charge, self.respond.clone()),
+            Verdict::PASS => {
+                let inner = charge.served.observe(|| self.inner.call(request));
+                CallState::charged(inner, charge, self.respond.clone())
+            }
             Verdict::Pass { wait } => {
                 let ready = self.take_ready();
-                CallState::delayed(wait, (charge, self.respond.clone(), ready, request))
+                let pending = PendingCall { respond: self.respond.clone(), mark: None, ready, request };
+                CallState::delayed(wait, charge, pending)
             }
             Verdict::NotUntil { .. } | Verdict::Never => CallState::rejected(charge.reject(&self.respond)),
         })
@@ -107,10 +123,8 @@ where
             let client = key.as_ref().map_or(&[][..], |key| key.bytes(&mut prefix));
             match self.limiter.decide_at_once(client) {
                 // Most requests are admitted at once.
-                (at, PromptDecision::Admitted(outcome)) => Self::Future::KEEPS_CHARGE.then(|| {
-                    let client = ClientBytes::from_slice(client);
-                    LimitCharge::new(self.limiter.clone(), client, KeptDecision::One { at, outcome })
-                }),
+                (at, PromptDecision::Admitted(outcome)) => (P::COMPLETES || self.mark.is_some())
+                    .then(|| self.charge(ClientBytes::from_slice(client), KeptDecision::One { at, outcome })),
                 (at, decision) => {
                     let decision = decision.outcome().map(|outcome| KeptDecision::One { at, outcome });
                     let client = ClientBytes::from_slice(client);
@@ -118,12 +132,12 @@ where
                 }
             }
         };
-        let inner = self.inner.call(request);
         match charge {
-            Some(charge) => {
+            Some(mut charge) => {
+                let inner = charge.served.observe(|| self.inner.call(request));
                 RateLimitFuture::stateful(Box::pin(CallState::charged(inner, charge, self.respond.clone())))
             }
-            None => RateLimitFuture::direct(inner),
+            None => RateLimitFuture::direct(self.inner.call(request)),
         }
     }
 }

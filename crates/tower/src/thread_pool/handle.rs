@@ -1,10 +1,12 @@
 //! The threads and their queue.
 
+use std::any::Any;
 use std::collections::VecDeque;
 use std::fmt;
 use std::io;
+use std::mem;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
 
@@ -39,6 +41,7 @@ pub(super) struct WorkQueue {
     changed: Condvar,
     capacity: usize,
     running: AtomicUsize,
+    panicked: AtomicU64,
 }
 
 #[derive(Default)]
@@ -80,6 +83,14 @@ impl WorkQueue {
         drop(removed);
     }
 
+    /// Counts a panic. Its payload may panic when it is dropped; then the second payload is leaked.
+    fn count_panic(&self, payload: Box<dyn Any + Send>) {
+        self.panicked.fetch_add(1, Ordering::Relaxed);
+        if let Err(second) = catch_unwind(AssertUnwindSafe(|| drop(payload))) {
+            mem::forget(second);
+        }
+    }
+
     fn run_thread(&self) {
         let mut state = self.lock();
         loop {
@@ -87,7 +98,10 @@ impl WorkQueue {
                 state.idle -= 1;
                 drop(state);
                 self.running.fetch_add(1, Ordering::Relaxed);
-                work();
+                // The result of work that no caller waits for is dropped here, and may panic as well.
+                if let Err(payload) = catch_unwind(AssertUnwindSafe(work)) {
+                    self.count_panic(payload);
+                }
                 self.running.fetch_sub(1, Ordering::Relaxed);
                 state = self.lock();
                 state.idle += 1;
@@ -116,7 +130,13 @@ impl ThreadPool {
             ));
         }
         let state = Mutex::new(QueueState { idle: threads, ..QueueState::default() });
-        let shared = WorkQueue { state, changed: Condvar::new(), capacity: queue, running: 0.into() };
+        let shared = WorkQueue {
+            state,
+            changed: Condvar::new(),
+            capacity: queue,
+            running: 0.into(),
+            panicked: 0.into(),
+        };
         let pool = Self { owner: Arc::new(PoolOwner(Arc::new(shared))) };
         for index in 0..threads {
             let shared = Arc::clone(&pool.owner.0);
@@ -133,8 +153,12 @@ impl ThreadPool {
         F: FnOnce() -> T + Send + 'static,
     {
         let (sender, receiver) = oneshot::channel();
+        let queue = Arc::clone(&self.owner.0);
         let work = move || {
-            let result = catch_unwind(AssertUnwindSafe(work)).map_err(|_| ThreadPoolPanic);
+            let result = catch_unwind(AssertUnwindSafe(work)).map_err(|payload| {
+                queue.count_panic(payload);
+                ThreadPoolPanic
+            });
             // An error means that the caller has dropped its future.
             let _ = sender.send(result);
         };
@@ -147,6 +171,11 @@ impl ThreadPool {
     /// Calls that run.
     pub fn running(&self) -> usize {
         self.owner.0.running.load(Ordering::Relaxed)
+    }
+
+    /// Panics of the work, and of results and panic payloads when they were dropped. The threads go on.
+    pub fn panicked(&self) -> u64 {
+        self.owner.0.panicked.load(Ordering::Relaxed)
     }
 
     /// Calls that wait for a thread.

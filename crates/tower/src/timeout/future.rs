@@ -15,8 +15,9 @@ pin_project! {
     #[derive(Debug)]
     #[must_use = "futures do nothing unless polled"]
     pub struct TimeoutFuture<F> {
+        // `None` if the service did not become ready in time.
         #[pin]
-        inner: F,
+        inner: Option<F>,
         after: Duration,
         // Set when the call has to wait: most timers would be created for nothing otherwise.
         #[pin]
@@ -26,7 +27,11 @@ pin_project! {
 
 impl<F> TimeoutFuture<F> {
     pub(super) fn new(inner: F, after: Duration) -> Self {
-        Self { inner, after, timer: None }
+        Self { inner: Some(inner), after, timer: None }
+    }
+
+    pub(super) fn expired(after: Duration) -> Self {
+        Self { inner: None, after, timer: None }
     }
 }
 
@@ -40,7 +45,10 @@ where
     #[inline]
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let mut this = self.project();
-        if let Poll::Ready(result) = this.inner.poll(cx) {
+        let Some(inner) = this.inner.as_pin_mut() else {
+            return Poll::Ready(Err(AttemptTimeout { after: *this.after }.into()));
+        };
+        if let Poll::Ready(result) = inner.poll(cx) {
             return Poll::Ready(result.map_err(Into::into));
         }
         if this.timer.is_none() {

@@ -5,6 +5,7 @@ use std::time::Duration;
 use tower_layer::Layer;
 
 use super::service::TimeoutService;
+use crate::ready::ReadyWait;
 
 /// Bounds the duration of each call.
 #[derive(Clone, Copy, Debug)]
@@ -23,6 +24,6 @@ impl<S> Layer<S> for TimeoutLayer {
     type Service = TimeoutService<S>;
 
     fn layer(&self, inner: S) -> Self::Service {
-        TimeoutService { inner, after: self.after }
+        TimeoutService { inner, after: self.after, ready_wait: ReadyWait::default() }
     }
 }

@@ -7,12 +7,14 @@ use tower_service::Service;
 
 use super::future::TimeoutFuture;
 use crate::error::BoxError;
+use crate::ready::ReadyWait;
 
 /// A service with a timeout for each call.
 #[derive(Clone, Debug)]
 pub struct TimeoutService<S> {
     pub(super) inner: S,
     pub(super) after: Duration,
+    pub(super) ready_wait: ReadyWait,
 }
 
 impl<S, R> Service<R> for TimeoutService<S>
@@ -26,11 +28,15 @@ where
 
     #[inline]
     fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), BoxError>> {
-        self.inner.poll_ready(cx).map_err(Into::into)
+        let inner = self.inner.poll_ready(cx);
+        self.ready_wait.poll(inner, || Some(self.after), cx)
     }
 
     #[inline]
     fn call(&mut self, request: R) -> Self::Future {
+        if self.ready_wait.take_expired() {
+            return TimeoutFuture::expired(self.after);
+        }
         TimeoutFuture::new(self.inner.call(request), self.after)
     }
 }

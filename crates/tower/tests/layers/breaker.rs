@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use http::{Request, Response};
 use tidegate_core::{BreakerConfig, BreakerState, CallOutcome, Ratio, TimeSpan};
+use tidegate_store::{Clock, ManualClock};
 use tidegate_tower::BoxError;
 use tidegate_tower::breaker::{BreakerLayer, BreakerOpen, ByError, CircuitBreaker};
 use tokio::task::{JoinSet, yield_now};
@@ -125,7 +126,7 @@ impl Drop for CountedCall {
 /// 10,000 concurrent callers; of the probes some hang until they are cancelled, some are cancelled at once.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn breaker_probes_in_flight_never_exceed_their_number_with_hung_and_cancelled_probes() {
-    let open_for = TimeSpan::from_micros(1);
+    let open_for = TimeSpan::from_secs(1);
     let config = BreakerConfig {
         failures: Some(1),
         open_for,
@@ -135,8 +136,11 @@ async fn breaker_probes_in_flight_never_exceed_their_number_with_hung_and_cancel
         successes: u32::MAX,
         ..BreakerConfig::default()
     };
-    let breaker = CircuitBreaker::new(config).unwrap();
+    // No time passes while the callers run, so a hung probe is never replaced.
+    let clock = Arc::new(ManualClock::at(TokioClock::START));
+    let breaker = CircuitBreaker::with_clock(config, Arc::clone(&clock) as Arc<dyn Clock>).unwrap();
     breaker.try_acquire().unwrap().record(CallOutcome::Failure);
+    clock.advance(TimeSpan::from_secs(2));
     let counts = Arc::new(CallCounts::default());
     let counter = Arc::clone(&counts);
     let service = ServiceBuilder::new()
@@ -175,4 +179,38 @@ async fn breaker_probes_in_flight_never_exceed_their_number_with_hung_and_cancel
     assert!(most <= 3, "{most}");
     assert!(admitted > 3, "slots are reused: {admitted}");
     assert_eq!((in_flight, breaker.status().probes), (0, 0));
+}
+
+#[tokio::test]
+async fn breaker_counts_calls_that_panic_as_failures() {
+    let breaker = breaker(BreakerConfig::default());
+    let panics = |is_sync: bool| {
+        assert!(!is_sync, "expected by this test");
+        async move {
+            assert!(is_sync, "expected by this test");
+            Ok::<_, Broken>(respond(200))
+        }
+    };
+    let service = ServiceBuilder::new().layer(BreakerLayer::new(breaker.clone())).service_fn(panics);
+    for is_sync in [true, false, true, false, true] {
+        let call = service.clone();
+        assert!(tokio::spawn(async move { call.oneshot(is_sync).await }).await.unwrap_err().is_panic());
+    }
+    assert_eq!(breaker.state(), BreakerState::Open);
+}
+
+#[tokio::test(start_paused = true)]
+async fn breaker_with_a_hung_probe_tries_another_one_after_the_open_time() {
+    let (breaker, status) = (breaker(BreakerConfig::default()), Arc::new(AtomicU16::new(503)));
+    let service = service(&breaker, &status);
+    for _ in 0..5 {
+        service.clone().oneshot(get()).await.unwrap();
+    }
+    advance(Duration::from_secs(30)).await;
+    let _hung = breaker.try_acquire().unwrap();
+    status.store(200, Ordering::Relaxed);
+    assert!(is::<BreakerOpen>(&service.clone().oneshot(get()).await.unwrap_err()));
+    advance(Duration::from_secs(30)).await;
+    assert_eq!(service.oneshot(get()).await.unwrap().status(), 200);
+    assert_eq!(breaker.state(), BreakerState::Closed);
 }

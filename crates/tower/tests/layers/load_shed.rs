@@ -4,7 +4,7 @@ use http::{HeaderValue, Request};
 use tidegate_core::{AdaptiveConfig, Criticality, TimeSpan, Timestamp};
 use tidegate_store::{Clock, ManualClock};
 use tidegate_tower::BoxError;
-use tidegate_tower::load_shed::{LoadShedLayer, LoadShedder, Overload};
+use tidegate_tower::load_shed::{ByCriticalityHeader, LoadShedLayer, LoadShedder, Overload};
 use tower::{ServiceBuilder, ServiceExt};
 
 use crate::support::{Body, get, respond};
@@ -52,4 +52,23 @@ async fn load_shed_with_calls_that_fail_at_once_keeps_its_limit() {
         assert!(service.clone().oneshot(get()).await.is_ok());
     }
     assert_eq!(shedder.limit().limit(), 20);
+}
+
+#[tokio::test]
+async fn load_shed_header_of_any_client_makes_no_request_more_important() {
+    let shedder = LoadShedder::new(AdaptiveConfig { initial: 10, ..AdaptiveConfig::default() }).unwrap();
+    let handler = |_: Request<Body>| async { Ok::<_, BoxError>(respond(200)) };
+    let layer = LoadShedLayer::new(shedder.clone());
+    let untrusted = ServiceBuilder::new().layer(layer.clone()).service_fn(handler);
+    let trusting = layer.criticality(ByCriticalityHeader::trusted());
+    let trusting = ServiceBuilder::new().layer(trusting).service_fn(handler);
+    let request = || {
+        let mut request = get();
+        request.headers_mut().insert("x-criticality", HeaderValue::from_static("critical_plus"));
+        request
+    };
+    let _permits: Vec<_> = std::iter::from_fn(|| shedder.try_acquire(Criticality::Critical).ok()).collect();
+    let error = untrusted.oneshot(request()).await.unwrap_err();
+    assert_eq!(error.downcast_ref(), Some(&Overload { criticality: Criticality::Critical }));
+    assert!(trusting.oneshot(request()).await.is_ok());
 }

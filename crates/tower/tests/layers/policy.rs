@@ -1,5 +1,8 @@
+use std::future::ready;
 use std::net::IpAddr;
+use std::pin::Pin;
 use std::sync::Arc;
+use std::task::{Context, Poll};
 
 use http::{HeaderValue, Request, Response, StatusCode, Uri};
 use tidegate_limiter::Limiter;
@@ -8,6 +11,7 @@ use tidegate_store::MemoryStore;
 use tidegate_tower::BoxError;
 use tidegate_tower::bulkhead::BulkheadFull;
 use tidegate_tower::policy::PolicyLayer;
+use tower::layer::layer_fn;
 use tower::{Service, ServiceBuilder, ServiceExt};
 
 use crate::support::{Body, TokioClock, get};
@@ -25,10 +29,10 @@ rate_limits:
     - { name: logins, match: { path: /login }, per: [ip], requests: 1, window: 60, charge: { after: { status: [401] } } }
 ";
 
-/// Responds with the path as its body, with 401 to `/login`, and rejects `/full`.
+/// Responds with the path as its body, with 401 to `/login`. For `/dependency` it returns the rejection of a dependency.
 async fn inner(request: Request<RequestBody>) -> Result<Response<Body>, BoxError> {
     assert!(!request.headers().contains_key("x-user-id"), "only a trusted proxy may send it");
-    if request.uri().path() == "/full" {
+    if request.uri().path() == "/dependency" {
         return Err(BulkheadFull { concurrent: 1 }.into());
     }
     let mut response = Response::new(request.uri().to_string().into_bytes());
@@ -43,7 +47,35 @@ fn service() -> impl Service<Request<RequestBody>, Response = Response<Body>, Er
     let store = Arc::new(MemoryStore::with_cap(1 << 20));
     let limiter = Arc::new(Limiter::new(active, store, TokioClock::shared()).unwrap());
     let peer = |request: &Request<RequestBody>| request.extensions().get::<IpAddr>().copied();
-    ServiceBuilder::new().layer(PolicyLayer::new(limiter, peer)).service_fn(inner)
+    let policy = PolicyLayer::new(limiter, peer).around(layer_fn(|inner| RejectFull { inner }));
+    ServiceBuilder::new().layer(policy).service_fn(inner)
+}
+
+/// A layer that rejects `/full`.
+#[derive(Clone)]
+struct RejectFull<S> {
+    inner: S,
+}
+
+impl<S> Service<Request<RequestBody>> for RejectFull<S>
+where
+    S: Service<Request<RequestBody>, Response = Response<Body>, Error = BoxError, Future: 'static>,
+{
+    type Response = Response<Body>;
+    type Error = BoxError;
+    type Future = Pin<Box<dyn Future<Output = Result<Response<Body>, BoxError>>>>;
+
+    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), BoxError>> {
+        self.inner.poll_ready(cx)
+    }
+
+    fn call(&mut self, request: Request<RequestBody>) -> Self::Future {
+        if request.uri().path() == "/full" {
+            Box::pin(ready(Err(BulkheadFull { concurrent: 1 }.into())))
+        } else {
+            Box::pin(self.inner.call(request))
+        }
+    }
 }
 
 fn request(path: &'static str, peer: [u8; 4]) -> Request<RequestBody> {
@@ -103,6 +135,16 @@ async fn policy_request_that_an_inner_layer_rejects_is_refunded() {
         service.oneshot(request("/items", CLIENT)).await.unwrap().headers()["x-ratelimit-remaining"],
         "2"
     );
+}
+
+#[tokio::test(start_paused = true)]
+async fn policy_handler_that_returns_the_rejection_of_its_dependency_is_charged() {
+    let service = service();
+    for _ in 0..3 {
+        service.clone().oneshot(request("/dependency", CLIENT)).await.unwrap_err();
+        tokio::task::yield_now().await;
+    }
+    assert_eq!(service.oneshot(request("/dependency", CLIENT)).await.unwrap().status(), 429);
 }
 
 #[tokio::test(start_paused = true)]

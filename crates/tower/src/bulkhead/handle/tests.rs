@@ -71,3 +71,14 @@ async fn bulkhead_waiter_dropped_with_a_permit_assigned_passes_it_on() {
     assert_eq!((bulkhead.in_use(), bulkhead.waiting()), (0, 0));
     assert!(bulkhead.try_acquire().is_ok());
 }
+
+#[test]
+fn bulkhead_wait_outside_of_a_runtime_is_rejected() {
+    let bulkhead = bulkhead(1, 5);
+    let _permit = bulkhead.try_acquire().unwrap();
+    let mut waiting = bulkhead.acquire();
+    let result = Pin::new(&mut waiting).poll(&mut Context::from_waker(std::task::Waker::noop()));
+    assert!(matches!(result, Poll::Ready(Err(BulkheadFull { concurrent: 1 }))));
+    drop(waiting);
+    assert_eq!((bulkhead.in_use(), bulkhead.waiting()), (1, 0));
+}

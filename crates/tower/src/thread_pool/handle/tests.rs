@@ -88,3 +88,37 @@ async fn thread_pool_that_is_dropped_finishes_its_queue() {
     gate.open();
     assert_eq!((first.await, second.await), (Ok(()), Ok(2)));
 }
+
+/// Panics when it is dropped.
+struct PanicOnDrop;
+
+impl Drop for PanicOnDrop {
+    fn drop(&mut self) {
+        if !thread::panicking() {
+            std::panic::panic_any("expected by this test");
+        }
+    }
+}
+
+#[tokio::test]
+async fn thread_pool_thread_survives_results_and_payloads_that_panic_when_dropped() {
+    let pool = ThreadPool::new("drop-panic", 1, 1).unwrap();
+    let (started, has_started) = mpsc::channel();
+    let gate = Gate::default();
+    let work = {
+        let gate = gate.clone();
+        pool.run(move || {
+            started.send(()).unwrap();
+            gate.wait();
+            PanicOnDrop
+        })
+    };
+    has_started.recv().unwrap();
+    // The result has no receiver, so the thread drops it.
+    drop(work);
+    gate.open();
+    let panicked = pool.run(|| std::panic::panic_any(PanicOnDrop)).await;
+    assert_eq!(panicked, Err(ThreadPoolError::Panic(ThreadPoolPanic)));
+    assert_eq!(pool.run(|| 7).await, Ok(7));
+    assert_eq!((pool.panicked(), pool.queued()), (2, 0));
+}

@@ -1,0 +1,37 @@
+//! What happens to the responses of limited gRPC services.
+
+use http::Response;
+use tidegate_headers::HeaderStyle;
+
+use super::error::RateLimited;
+use super::report::RateLimitReport;
+use super::respond::{RespondHttp, RespondToLimit};
+use crate::error::BoxError;
+use crate::grpc::grpc_response;
+
+/// Responses get rate-limit headers as metadata; a rejected call ends with `RESOURCE_EXHAUSTED` and the time after which to retry.
+#[derive(Clone, Debug, Default)]
+pub struct RespondGrpc {
+    headers: RespondHttp,
+}
+
+impl RespondGrpc {
+    /// Writes these headers.
+    pub fn new(headers: impl IntoIterator<Item = HeaderStyle>) -> Self {
+        Self { headers: RespondHttp::new(headers, tidegate_headers::BodyStyle::Flat) }
+    }
+}
+
+impl<B: Default> RespondToLimit<Response<B>> for RespondGrpc {
+    #[inline]
+    fn complete(&self, response: &mut Response<B>, report: RateLimitReport<'_>) {
+        self.headers.write(response, report, None);
+    }
+
+    fn reject(&self, rejection: RateLimited, report: RateLimitReport<'_>) -> Result<Response<B>, BoxError> {
+        let seconds = rejection.retry_after_seconds();
+        let mut response = grpc_response(&rejection.into());
+        self.headers.write(&mut response, report, seconds);
+        Ok(response)
+    }
+}
