@@ -11,6 +11,7 @@ use http::header::{HeaderName, HeaderValue};
 use serde::Deserialize;
 use serde::de::value::MapAccessDeserializer;
 use serde::de::{Deserializer, Error, MapAccess, SeqAccess, Visitor};
+use serde_json::value::RawValue;
 use smallvec::SmallVec;
 
 /// The most headers of a request to be checked.
@@ -38,8 +39,9 @@ pub(super) struct CheckMessage<'b> {
     pub(super) checks: Option<BatchMessage<'b>>,
 }
 
-/// The checks of a batch.
-pub(super) struct BatchMessage<'b>(pub(super) Vec<SingleCheckMessage<'b>>);
+/// The checks of a batch, each a [`SingleCheckMessage`] that is parsed when it is decided: one that is invalid has an error of
+/// its own, and only one of them is in memory, where it is much larger than its JSON.
+pub(super) struct BatchMessage<'b>(pub(super) Vec<&'b RawValue>);
 
 /// One check: of a rule, or of a request. Also the body of `/v1/peek`.
 #[derive(Deserialize)]
@@ -157,7 +159,6 @@ impl<'b, 'de: 'b> Deserialize<'de> for BatchMessage<'b> {
             fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Self::Value, A::Error> {
                 let mut checks = Vec::new();
                 while let Some(check) = list.next_element()? {
-                    // Here and not in the handler: a check in memory is much larger than its JSON.
                     if checks.len() >= MAX_BATCH {
                         let message = format_args!("more than {MAX_BATCH} checks; send several requests");
                         return Err(A::Error::custom(message));

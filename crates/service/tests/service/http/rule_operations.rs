@@ -90,7 +90,6 @@ fn message_that_is_an_array_is_rejected() {
     let service = TestService::start("rate_limits: { default: { requests: 100, window: 1h } }");
     let bodies = [
         ("/v1/check", r#"["default","user:bob",1,null,null]"#),
-        ("/v1/check", r#"{"checks":[["default","user:bob",1,null]]}"#),
         ("/v1/check", r#"{"request":["GET","a.example","/",{},"192.0.2.1"]}"#),
         ("/v1/peek", r#"["default","user:bob",1,null]"#),
         ("/v1/refund", r#"["default","user:bob",1,null]"#),
