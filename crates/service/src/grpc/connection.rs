@@ -18,6 +18,7 @@ use tokio::time::{MissedTickBehavior, interval};
 use super::call::{self, CallContext};
 use super::frame::{MAX_MESSAGE, PartialBytes};
 use crate::accept::ServiceConnection;
+use crate::fair_io::FairIo;
 
 /// The timeout of the first frames of a connection.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
@@ -53,7 +54,10 @@ where
         .max_send_buffer_size(SEND_BUFFER)
         .max_pending_accept_reset_streams(64)
         .max_local_error_reset_streams(Some(256));
-    let Ok(Ok(mut h2)) = tokio::time::timeout(HANDSHAKE_TIMEOUT, builder.handshake(io)).await else { return };
+    let Ok(Ok(mut h2)) = tokio::time::timeout(HANDSHAKE_TIMEOUT, builder.handshake(FairIo::new(io))).await
+    else {
+        return;
+    };
     let (streaming, reflecting, partial) = (Cell::new(0), Cell::new(0), PartialBytes::default());
     let peer = peer.ip().to_canonical();
     let context = CallContext { worker, peer, stop: stop.clone(), streaming, reflecting, partial };

@@ -23,6 +23,7 @@ use super::idle_timeout::{ConnectionCounts, CountedIo, IdleTimeout, TICK};
 use super::plain_connection::{PlainConnection, PlainRest};
 use super::request::{EndpointBody, EndpointRequest, RequestHeaders};
 use crate::accept::ServiceConnection;
+use crate::fair_io::FairIo;
 use crate::worker::ServiceWorker;
 
 /// The longest head, and the most bytes of a body that are buffered before they are read.
@@ -68,7 +69,7 @@ async fn serve_any<S, IO>(
     IO: AsyncRead + AsyncWrite + Unpin + 'static,
 {
     let counts = Rc::new(ConnectionCounts::default());
-    let io = TokioIo::new(CountedIo::new(io, rest.bytes, &counts));
+    let io = TokioIo::new(CountedIo::new(FairIo::new(io), rest.bytes, &counts));
     let (worker, counted) = (&worker, &counts);
     let service = {
         let (worker, counts) = (Rc::clone(worker), Rc::clone(counted));
