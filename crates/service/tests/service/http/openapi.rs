@@ -45,7 +45,7 @@ fn violation(document: &Value, schema: &Value, value: &Value) -> Option<String> 
         "object" => value.is_object(),
         "array" => value.is_array(),
         "string" => value.is_string(),
-        "integer" => value.is_u64(),
+        "integer" => value.is_i64() || value.as_f64().is_some_and(|number| number.fract() == 0.0),
         "number" => value.is_number(),
         "boolean" => value.is_boolean(),
         "null" => value.is_null(),
@@ -53,6 +53,18 @@ fn violation(document: &Value, schema: &Value, value: &Value) -> Option<String> 
     };
     if !kinds.is_empty() && !kinds.iter().any(is_kind) {
         return Some(format!("{value} is not {kinds:?}"));
+    }
+    let number = |keyword: &str| schema[keyword].as_f64();
+    let length = value.as_str().map(str::len).or_else(|| value.as_array().map(Vec::len));
+    let length = length.or_else(|| value.as_object().map(Map::len));
+    let smallest = ["minLength", "minItems", "minProperties"].into_iter().find_map(number);
+    if let (Some(length), Some(smallest)) = (length, smallest)
+        && (length as f64) < smallest
+    {
+        return Some(format!("{value} is shorter than {smallest}"));
+    }
+    if value.as_f64().is_some_and(|value| number("minimum").is_some_and(|smallest| value < smallest)) {
+        return Some(format!("{value} is too small"));
     }
     for required in schema["required"].as_array().into_iter().flatten().filter_map(Value::as_str) {
         if value.get(required).is_none() {
@@ -119,6 +131,89 @@ fn openapi_rejections_and_reservations_fit_their_schemas() {
     assert_eq!(violation(&document, &schema("Results"), &results), None, "{results}");
     let problem = service.post_json("/v1/check", "{}", 400);
     assert_eq!(violation(&document, &schema("Problem"), &problem), None);
+}
+
+/// The pointers to all members of a value.
+fn pointers(value: &Value, prefix: &str, found: &mut Vec<String>) {
+    let members: Vec<(String, &Value)> = match value {
+        Value::Object(members) => members.iter().map(|(name, member)| (name.clone(), member)).collect(),
+        Value::Array(items) => items.iter().enumerate().map(|(at, item)| (at.to_string(), item)).collect(),
+        _ => Vec::new(),
+    };
+    for (name, member) in members.into_iter().filter(|(_, member)| !member.is_null()) {
+        let pointer = format!("{prefix}/{name}");
+        pointers(member, &pointer, found);
+        found.push(pointer);
+    }
+}
+
+/// A program that validates its messages by the document must not be surprised by the service, nor the other way round.
+#[test]
+fn openapi_schemas_accept_what_the_service_accepts() {
+    let (document, service) = (document(), TestService::start(POLICY));
+    let request = json!({ "method": "GET", "host": "a.example", "path": "/", "headers": { "x-a": "b" }, "peer": "192.0.2.1" });
+    let entries = json!([{ "key": "k", "value": "v" }]);
+    let limit = json!({ "requestsPerUnit": 5, "unit": "MINUTE" });
+    let descriptors = json!([{ "entries": entries, "limit": limit, "hitsAddend": 1 }]);
+    let check = json!({ "rule": "default", "client": "user:bob", "cost": 1, "request": null });
+    let mut differences = Vec::new();
+    let replaced = [
+        json!(""),
+        json!(0),
+        json!(0.0),
+        json!(2.0),
+        json!(1.5),
+        json!(-1),
+        json!(true),
+        json!([]),
+        json!({}),
+        json!(null),
+    ];
+    for (schema, path, body) in [
+        (
+            "Check",
+            "/v1/check",
+            json!({ "rule": "default", "client": "user:bob", "cost": 1, "request": null, "checks": null }),
+        ),
+        ("Check", "/v1/check", json!({ "request": request, "rule": null, "client": null, "cost": null })),
+        ("SingleCheck", "/v1/peek", check),
+        ("SingleCheck", "/v1/peek", json!({ "request": request })),
+        (
+            "Refund",
+            "/v1/refund",
+            json!({ "rule": "default", "client": { "user": "bob" }, "cost": 1, "charged_at": 1_700_000_000.5 }),
+        ),
+        ("Reset", "/v1/reset", json!({ "rule": "default", "client": "user:bob" })),
+        ("Reserve", "/v1/reserve", json!({ "rule": "default", "client": "user:bob", "cost": 1, "ttl": 60 })),
+        ("Commit", "/v1/commit", json!({ "reservation": "00000000000000000000000000000000", "cost": 1 })),
+        ("RateLimitCall", "/json", json!({ "domain": "d", "descriptors": descriptors, "hitsAddend": 1 })),
+    ] {
+        let schema = json!({ "$ref": format!("#/components/schemas/{schema}") });
+        let mut found = Vec::new();
+        pointers(&body, "", &mut found);
+        let bodies = found.iter().flat_map(|pointer| {
+            let replace = |value: &Value| {
+                let mut changed = body.clone();
+                *changed.pointer_mut(pointer).expect("a member") = value.clone();
+                changed
+            };
+            // A check needs a rule or a request, and a rule that distinguishes clients needs one.
+            let is_needed = matches!(&**pointer, "/rule" | "/request" | "/client");
+            replaced
+                .iter()
+                .filter(move |value| !(is_needed && value.is_null()))
+                .map(replace)
+                .collect::<Vec<_>>()
+        });
+        for body in std::iter::once(body.clone()).chain(bodies) {
+            let status = service.post(path, &body.to_string()).status;
+            let violation = violation(&document, &schema, &body);
+            if (status == 400) != violation.is_some() {
+                differences.push(format!("{path} {body}: {status}, {violation:?}"));
+            }
+        }
+    }
+    assert!(differences.is_empty(), "{}", differences.join("\n"));
 }
 
 /// serde lists all known fields when it finds an unknown one.
