@@ -51,7 +51,7 @@ impl Bench<MemoryStore> {
     async fn commit(&self, reservation: RuleReservation, cost: u64) -> bool {
         let policy = self.limiter.policy();
         let committed = self.limiter.commit_rule(&policy, "default", reservation, Cost::new(cost)).await;
-        committed.unwrap()
+        committed.expect("the store works")
     }
 
     /// How long the next request of `client` is delayed.

@@ -253,6 +253,19 @@ proptest! {
         compare(&service, &mut client, (max_burst, count, period), &steps);
     }
 
+    /// As long as `max_burst + 1` periods are at most 285 years, time is counted in microseconds.
+    #[test]
+    fn throttle_periods_of_up_to_a_year_have_the_replies_of_the_model(
+        max_burst in 0_i64..280,
+        count in 1_i64..100_000,
+        period in 1_i64..31_622_400,
+        steps in prop::collection::vec((0_u64..200_000_000, 0_i64..300), 1..30),
+    ) {
+        let service = TestService::start("{}");
+        let mut client = RespClient::connect(&service);
+        compare(&service, &mut client, (max_burst, count, period), &steps);
+    }
+
     #[test]
     fn throttle_mixed_limits_on_one_key_have_the_replies_of_the_models(
         rates in prop::collection::vec((1_i64..2_000, 1_i64..4_000), 1..4),
