@@ -23,7 +23,7 @@ const TOOLS: [Tool; 10] = [
     Tool { program: "systemd-analyze", package: "systemd", oldest: 250 },
     // This folder is not in the PATH of users.
     Tool { program: "/usr/sbin/nft", package: "nftables", oldest: 1 },
-    Tool { program: "node", package: "nodejs", oldest: 18 },
+    Tool { program: "node", package: "nodejs", oldest: 20 },
     Tool { program: "npm", package: "npm", oldest: 9 },
     Tool { program: "python3", package: "python3", oldest: 3 },
     Tool { program: "pip3", package: "python3-pip", oldest: 22 },
