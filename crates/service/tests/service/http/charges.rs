@@ -106,6 +106,46 @@ fn commit_after_a_changed_limit_says_that_nothing_was_refunded() {
 }
 
 #[test]
+fn commit_says_whether_the_rest_was_refunded_whatever_has_changed() {
+    let algorithms =
+        ["fixed_window", "token_bucket", "leaky_bucket", "sliding_window_log", "sliding_window_counter"];
+    let policy = |requests: u64, window: &str, algorithm: &str| {
+        let wait = if algorithm == "leaky_bucket" { ", burst: 10, max_wait: 1h" } else { "" };
+        format!(
+            "rate_limits: {{ default: {{ requests: {requests}, window: {window}, algorithm: {algorithm}{wait} }} }}"
+        )
+    };
+    for algorithm in algorithms {
+        let changes =
+            [(10, "1m", algorithm), (20, "1m", algorithm), (7, "1m", algorithm), (10, "2m", algorithm)];
+        let changes = changes.into_iter().chain(algorithms.map(|other| (10, "1m", other)));
+        for ((requests, window, other), is_moved) in
+            changes.flat_map(|change| [(change, false), (change, true)])
+        {
+            let service = TestService::start(&policy(10, "1m", algorithm));
+            let reserved = service.reserve(6);
+            service.apply_policy(&policy(requests, window, other), &NoFiles);
+            if is_moved {
+                service.post_json("/v1/check", BOB, 200);
+            }
+            let before = service.remaining();
+            let committed = service.commit(&reserved["reservation"], 2, 200);
+            let is_refunded = committed.get("refunded").is_none();
+            let case = format!("{algorithm} to {requests} per {window}, {other}, {is_moved}: {committed}");
+            // A counter of another algorithm starts empty, and until then the refund cannot be seen.
+            if is_moved || other == algorithm {
+                let after = service.remaining();
+                assert_eq!(after > before, is_refunded, "{case} {before} {after}");
+            }
+            let is_same = (requests, window, other) == (10, "1m", algorithm);
+            if is_same && algorithm != "leaky_bucket" || !is_moved && other == algorithm {
+                assert!(is_refunded, "{case}");
+            }
+        }
+    }
+}
+
+#[test]
 fn commit_of_more_after_a_changed_limit_is_charged_under_the_new_one() {
     let service = TestService::start(POLICY);
     let reserved = service.reserve(1);
