@@ -15,11 +15,13 @@ async function assertChecked(check, key) {
   assert.ok(rejected[0] === 0 && rejected[3] > 0, rejected);
 }
 
-// Without a version: what the client selects by itself.
+// Without a version: what the client selects by itself. Current versions select RESP3; an older one would not test what users
+// have: run `cargo xtask setup`.
 for (const options of [{}, { protocol: 2 }, { protocol: 3 }]) {
   const client = new Redis({ port, ...options });
   const key = `ioredis${options.protocol}`;
   assert.equal(await client.ping(), "PONG");
+  assert.match(await client.call("CLIENT", "INFO"), new RegExp(`resp=${options.protocol ?? 3}`));
   assert.deepEqual(await client.call(...throttle(key)), [0, 5000, 4999, -1, 3600]);
   const pipeline = client.pipeline();
   for (let i = 0; i < 10_000; i++) pipeline.call(...throttle(key));
@@ -34,6 +36,7 @@ for (const options of [{}, { RESP: 2 }, { RESP: 3 }]) {
   await client.connect();
   assert.equal(await client.ping(), "PONG");
   assert.equal(await client.clientGetName(), "test");
+  assert.match(await client.sendCommand(["CLIENT", "INFO"]), new RegExp(`resp=${options.RESP ?? 3}`));
   const key = `node${options.RESP}`;
   const replies = await Promise.all(Array.from({ length: 10_000 }, () => client.sendCommand(throttle(key))));
   assert.equal(replies.filter((reply) => reply[0] === 0).length, 5000);

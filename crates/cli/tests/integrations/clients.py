@@ -9,6 +9,8 @@ for protocol in (None, 2, 3):
     options = {} if protocol is None else {"protocol": protocol}
     client = redis.Redis(port=int(os.environ["PORT"]), decode_responses=True, client_name="test", **options)
     assert client.ping()
+    # Current versions select RESP3. An older one would not test what users have: run `cargo xtask setup`.
+    assert f"resp={protocol or 3}" in client.execute_command("CLIENT", "INFO"), redis.__version__
     assert client.echo("hello") == "hello"
     assert client.client_getname() == "test"
     assert client.info()["loading"] == 0
