@@ -3,6 +3,7 @@
 use std::cell::Cell;
 use std::rc::Rc;
 use std::sync::Arc;
+use std::time::Duration;
 
 use tidegate_core::Timestamp;
 use tidegate_limiter::Limiter;
@@ -10,6 +11,7 @@ use tidegate_policy::{ActivePolicy, NoFiles, compile};
 use tidegate_store::{Clock, ManualClock, MemoryStore};
 use tidegate_telemetry::Telemetry;
 use tokio::sync::watch;
+use tokio::task::{JoinHandle, spawn_local, yield_now};
 
 use super::*;
 use crate::accept::ServiceConnection;
@@ -19,14 +21,15 @@ use crate::worker::ServiceWorker;
 /// The beginning of an HTTP/2 connection: the preface and an empty frame of settings.
 const START: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0";
 const PING: &[u8] = b"\0\0\x08\x06\0\0\0\0\0pingping";
-/// So much can be read. A turn that reads everything ends there.
-const FLOOD: usize = 1 << 20;
 /// The most that a turn reads: the budget, and the rest of a buffer.
 const MAX_TURN: usize = 64 << 10;
+/// A turn that reads everything ends there.
+const FLOOD: usize = 1 << 20;
 
-/// A client that always has more pings, and takes all responses.
+/// A client that always has more pings until it has sent `end` bytes, and takes all responses.
 struct PingFlood {
     read: Rc<Cell<usize>>,
+    end: usize,
 }
 
 impl AsyncRead for PingFlood {
@@ -36,11 +39,12 @@ impl AsyncRead for PingFlood {
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
         let read = self.read.get();
-        if read >= FLOOD {
+        if read >= self.end {
             return Poll::Pending;
         }
-        let pings = START.iter().chain(PING.iter().cycle().take(FLOOD)).skip(read);
-        let bytes: Vec<u8> = pings.take(buffer.remaining()).copied().collect();
+        let byte =
+            |at: usize| START.get(at).copied().unwrap_or_else(|| PING[(at - START.len()) % PING.len()]);
+        let bytes: Vec<u8> = (read..read + buffer.remaining()).map(byte).collect();
         buffer.put_slice(&bytes);
         self.read.set(read + bytes.len());
         Poll::Ready(Ok(()))
@@ -70,20 +74,24 @@ fn worker() -> Rc<ServiceWorker<MemoryStore>> {
     Rc::new(ServiceWorker::new(Arc::new(limiter), telemetry, (http, Arc::default())))
 }
 
-/// The most bytes that a connection with a flood of pings reads between two turns of another task.
-async fn longest_turn<F: Future<Output = ()> + 'static>(
+/// Serves a flood of pings of `end` bytes in a task. Returns the task and the bytes that were read.
+fn flood<F: Future<Output = ()> + 'static>(
     serve: impl FnOnce(ServiceConnection<MemoryStore, PingFlood>) -> F,
-) -> usize {
+    end: usize,
+    stop: &watch::Sender<bool>,
+) -> (JoinHandle<()>, Rc<Cell<usize>>) {
     let read = Rc::new(Cell::new(0));
-    let (_stop, stop) = watch::channel(false);
-    let io = PingFlood { read: Rc::clone(&read) };
-    let peer = ([127, 0, 0, 1], 1).into();
-    let serving = tokio::task::spawn_local(serve(ServiceConnection { io, peer, worker: worker(), stop }));
-    let other = tokio::task::spawn_local(async move {
-        let mut longest = 0;
-        let mut before = 0;
+    let io = PingFlood { read: Rc::clone(&read), end };
+    let (peer, stop) = (([127, 0, 0, 1], 1).into(), stop.subscribe());
+    (spawn_local(serve(ServiceConnection { io, peer, worker: worker(), stop })), read)
+}
+
+/// The most bytes that a connection with a flood of pings reads between two turns of another task.
+async fn longest_turn((serving, read): (JoinHandle<()>, Rc<Cell<usize>>)) -> usize {
+    let other = spawn_local(async move {
+        let (mut longest, mut before) = (0, 0);
         while before < FLOOD {
-            tokio::task::yield_now().await;
+            yield_now().await;
             let now = read.get();
             longest = longest.max(now - before);
             before = now;
@@ -95,13 +103,38 @@ async fn longest_turn<F: Future<Output = ()> + 'static>(
     longest
 }
 
+/// Runs a test in a runtime like that of a worker. Time is paused.
+fn run(test: impl Future<Output = ()>) {
+    let builder = &mut tokio::runtime::Builder::new_current_thread();
+    let runtime = builder.enable_all().start_paused(true).build().expect("a runtime");
+    tokio::task::LocalSet::new().block_on(&runtime, test);
+}
+
 #[test]
 fn ping_flood_leaves_the_thread_to_other_connections() {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
-    tokio::task::LocalSet::new().block_on(&runtime, async {
-        let grpc = longest_turn(crate::grpc::serve).await;
+    run(async {
+        let (stop, _) = watch::channel(false);
+        let grpc = longest_turn(flood(crate::grpc::serve, FLOOD, &stop)).await;
         assert!(grpc <= MAX_TURN, "gRPC: {grpc} bytes in a turn");
-        let http = longest_turn(crate::http::serve).await;
+        let http = longest_turn(flood(crate::http::serve, FLOOD, &stop)).await;
         assert!(http <= MAX_TURN, "HTTP: {http} bytes in a turn");
+    });
+}
+
+/// The timers of a connection must not depend on what is left of the budget.
+#[test]
+fn ping_flood_without_end_is_closed_like_an_idle_connection() {
+    run(async {
+        let (stop, _) = watch::channel(false);
+        let grpc = flood(crate::grpc::serve, usize::MAX, &stop);
+        let http = flood(crate::http::serve, usize::MAX, &stop);
+        for _ in 0..120 {
+            // The clock does not advance by itself while a task is busy.
+            tokio::time::advance(Duration::from_secs(1)).await;
+            yield_now().await;
+        }
+        for (name, (serving, read)) in [("gRPC", grpc), ("HTTP", http)] {
+            assert!(serving.is_finished(), "{name}: still open after {} bytes", read.get());
+        }
     });
 }

@@ -16,6 +16,7 @@ use hyper_util::server::conn::auto;
 use tidegate_store::Store;
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt};
 use tokio::sync::watch;
+use tokio::task::unconstrained;
 use tokio::time::{MissedTickBehavior, interval, timeout};
 
 use super::dispatch::dispatch;
@@ -99,11 +100,12 @@ async fn serve_any<S, IO>(
             biased;
             // An error of the connection means that the client is gone, or that it has been told what is wrong.
             _ = connection.as_mut() => return,
-            _ = stop.wait_for(|stop| *stop), if !is_stopping => {
+            // A client that always sends would use up the budget of the task before the end of the service and each tick.
+            _ = unconstrained(stop.wait_for(|stop| *stop)), if !is_stopping => {
                 is_stopping = true;
                 connection.as_mut().graceful_shutdown();
             }
-            _ = ticks.tick() => {
+            _ = unconstrained(ticks.tick()) => {
                 if idle.has_passed(&counts) {
                     return;
                 }
