@@ -23,16 +23,17 @@ const TOOLS: [Tool; 10] = [
     Tool { program: "systemd-analyze", package: "systemd", oldest: 250 },
     // This folder is not in the PATH of users.
     Tool { program: "/usr/sbin/nft", package: "nftables", oldest: 1 },
-    Tool { program: "node", package: "nodejs", oldest: 18 },
+    Tool { program: "node", package: "nodejs", oldest: 20 },
     Tool { program: "npm", package: "npm", oldest: 9 },
     Tool { program: "python3", package: "python3", oldest: 3 },
     Tool { program: "pip3", package: "python3-pip", oldest: 22 },
 ];
 
-/// The web frameworks that are tested behind the gateway and the clients of the decision service, with fixed versions so that results are repeatable.
-const NODE_PACKAGES: [&str; 3] = ["express@5.2.1", "ioredis@5.8.2", "redis@5.10.0"];
+/// The web frameworks that are tested behind the gateway and the clients of the decision service, with fixed versions so that
+/// results are repeatable. The versions are the newest ones: those are what users install.
+const NODE_PACKAGES: [&str; 3] = ["express@5.2.1", "ioredis@6.0.0", "redis@6.3.1"];
 const PYTHON_PACKAGES: [&str; 5] =
-    ["fastapi==0.128.0", "uvicorn==0.40.0", "flask==3.1.2", "gunicorn==23.0.0", "redis==7.1.0"];
+    ["fastapi==0.128.0", "uvicorn==0.40.0", "flask==3.1.2", "gunicorn==23.0.0", "redis==8.1.0"];
 
 /// Installs packages with apt. On other systems, fails with the names of what is missing.
 fn install(missing: &[&str]) -> anyhow::Result<()> {

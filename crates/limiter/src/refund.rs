@@ -9,30 +9,44 @@ use crate::limiter::SharedStore;
 use crate::report::RulingReport;
 
 impl<S: Store> SharedStore<S> {
-    /// Refunds units of one charge. Returns false if its counter is a leaky bucket that gave nothing back. All other
-    /// algorithms give back what they still contain, and are not asked.
+    /// Refunds units of one charge. Returns false if its counter gave nothing back: it is a leaky bucket, or with `is_changed`
+    /// it may use another limit now. All others give back what they still contain, and are not asked.
     ///
     /// The answer is a best effort: the counter is read before and after the refund, so a decision or a refund of another
     /// request between the two can hide what happened, or look like it.
     pub(crate) async fn refund_charge(
         &self,
         refunds: &[Refund<'_>],
+        is_changed: bool,
         now: Timestamp,
     ) -> Result<bool, StoreError> {
-        let leaky = refunds.first().filter(|refund| refund.limit.algorithm() == Algorithm::LeakyBucket);
-        let Some(Refund { key, limit, .. }) = leaky else {
+        let is_asked = |refund: &Refund<'_>| is_changed || refund.limit.algorithm() == Algorithm::LeakyBucket;
+        let Some(Refund { key, limit, .. }) = refunds.first().filter(|refund| is_asked(refund)) else {
             return self.store.refund(refunds, now).await.map(|()| true);
         };
         let peek = [Check::new(*key, limit).cost(Cost::ZERO)];
-        let before = empty_at(&self.store.peek(&peek, now).await?);
+        let before = usage(&self.store.peek(&peek, now).await?);
         self.store.refund(refunds, now).await?;
-        Ok(empty_at(&self.store.peek(&peek, now).await?) < before)
+        let after = usage(&self.store.peek(&peek, now).await?);
+        // What remains in a bucket grows between the two readings, if the store has a clock of its own.
+        let is_bucket = matches!(limit.algorithm(), Algorithm::LeakyBucket | Algorithm::TokenBucket);
+        Ok(after.empty_at < before.empty_at || !is_bucket && after.remaining > before.remaining)
     }
 }
 
-/// When the counter of the only check is unused.
-fn empty_at(decision: &Decision) -> Option<Timestamp> {
-    decision.outcomes.first().map(|outcome| decision.at + outcome.reset_after)
+/// What the counter of the only check contains.
+struct CounterUsage {
+    remaining: Option<u64>,
+    /// When the counter is unused.
+    empty_at: Option<Timestamp>,
+}
+
+fn usage(decision: &Decision) -> CounterUsage {
+    let outcome = decision.outcomes.first();
+    CounterUsage {
+        remaining: outcome.map(|outcome| outcome.remaining),
+        empty_at: outcome.map(|outcome| decision.at + outcome.reset_after),
+    }
 }
 
 /// Refunds the charge of a request on drop: while the request is delayed, and if it is not served for a reason that is not

@@ -13,7 +13,7 @@ use smallvec::{SmallVec, smallvec};
 use tidegate_core::{
     AlgorithmKind, Check, Cost, CounterKey, Decision, Limit, Refund, Role, RuleId, TimeSpan, Timestamp,
 };
-use tidegate_policy::{MatchedRequest, Reservation, Settlement, StatusSet};
+use tidegate_policy::{ActivePolicy, MatchedRequest, Reservation, Scratch, Settlement, StatusSet};
 use tidegate_store::{Store, StoreError};
 
 use crate::limiter::{Limiter, SharedStore};
@@ -124,6 +124,13 @@ impl RuleReservation {
         Some(Self { rule, client, limit: *check.limit, cost: check.cost, charged })
     }
 
+    /// The limit of the rule now, if there still is one for this client.
+    fn current_limit(&self, policy: &ActivePolicy, rule: &str) -> Option<Limit> {
+        let mut scratch = Scratch::default();
+        let matched = policy.matcher.match_rule(rule, &self.client, self.cost, &mut scratch)?;
+        matched.checks().iter().find(|check| check.key == self.key()).map(|check| *check.limit)
+    }
+
     fn key(&self) -> CounterKey<'_> {
         CounterKey::new(self.rule, &self.client)
     }
@@ -201,16 +208,33 @@ impl<S: Store + 'static> Limiter<S> {
         let _ = settling.await;
     }
 
-    /// Sets the final cost of a reservation, even if the returned future is dropped: less refunds the rest, more charges the
-    /// difference, even into debt. If the store fails, the charge stays. Returns false if the rest should be refunded, and the
-    /// rule has a leaky bucket that gave nothing back: it does so only while no later request waits.
-    pub async fn commit_rule(&self, reservation: RuleReservation, cost: Cost) -> Result<bool, StoreError> {
+    /// Sets the final cost of a reservation of the rule called `rule`, even if the returned future is dropped: less refunds the
+    /// rest, more charges the difference, even into debt. If the store fails, the charge stays. Returns false if the rest should be
+    /// refunded and stays charged: because the limit has changed since, or because of a leaky bucket, which gives something back
+    /// only while no later request waits.
+    pub async fn commit_rule(
+        &self,
+        policy: &ActivePolicy,
+        rule: &str,
+        reservation: RuleReservation,
+        cost: Cost,
+    ) -> Result<bool, StoreError> {
         let shared = Arc::clone(&self.shared);
+        let current = reservation.current_limit(policy, rule);
         let settling = tokio::spawn(async move {
-            if cost < reservation.cost {
-                return shared.refund_charge(&reservation.refunds(cost), shared.clock.now()).await;
+            match cost.cmp(&reservation.cost) {
+                Ordering::Less => {
+                    let is_changed = current != Some(reservation.limit);
+                    shared.refund_charge(&reservation.refunds(cost), is_changed, shared.clock.now()).await
+                }
+                Ordering::Equal => Ok(true),
+                Ordering::Greater => {
+                    // Under the old limit, the counter would be moved back to it.
+                    let limit = current.unwrap_or(reservation.limit);
+                    let more = cost.get() - reservation.cost.get();
+                    RuleReservation { limit, ..reservation }.charge(&shared, more).await.map(|()| true)
+                }
             }
-            reservation.commit(&shared, cost).await.map(|()| true)
         });
         // A task that was not run to its end has not settled anything.
         settling.await.unwrap_or_else(|aborted| Err(StoreError::Unavailable(Box::new(aborted))))

@@ -97,7 +97,7 @@ impl<S: Store + 'static> Limiter<S> {
             .iter()
             .map(|check| Refund { key: check.key, limit: check.limit, cost: check.cost, charged })
             .collect();
-        Ok(self.shared.refund_charge(&refunds, now).await?)
+        Ok(self.shared.refund_charge(&refunds, false, now).await?)
     }
 
     /// Resets the counter of a client under a rule, and ends its lock-out.

@@ -20,6 +20,11 @@ type NamedIdentities<'m> = SmallVec<[(ClientKind, &'m str); 2]>;
 pub(crate) enum RuleClientError {
     #[error("the policy has no such rate limit")]
     NoRule,
+    #[error(
+        "the rule limits concurrent requests, and the end of a request is not known here; name a rate limit, or check \
+         a whole request"
+    )]
+    Concurrency,
     #[error("{0}")]
     Name(#[from] ClientNameError),
     #[error("the name is too long, at most {MAX_CLIENT} bytes are allowed")]
@@ -50,7 +55,12 @@ pub(crate) fn rule_client(
     rule: &str,
     stated: &[StatedIdentity<'_>],
 ) -> Result<RuleClient, RuleClientError> {
-    let scope = policy.matcher.rule_scope(rule).ok_or(RuleClientError::NoRule)?;
+    let no_rate_limit = || {
+        let mut others = policy.matcher.plan().rate_limits.concurrent.iter();
+        let limits_concurrency = others.any(|other| other.name == rule);
+        if limits_concurrency { RuleClientError::Concurrency } else { RuleClientError::NoRule }
+    };
+    let scope = policy.matcher.rule_scope(rule).ok_or_else(no_rate_limit)?;
     if stated.iter().map(|(_, value)| value.len()).sum::<usize>() > MAX_CLIENT {
         return Err(RuleClientError::TooLong);
     }

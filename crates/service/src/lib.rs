@@ -5,8 +5,9 @@
 //! counters of the gateway.
 //!
 //! [`Service::start`] starts one thread for each core; `accept` accepts connections there, `worker` has what the
-//! connections of a thread share, `connection_events` what they wait for besides their bytes, `auth` checks tokens, `request` normalises the requests that
-//! clients describe, `reservations` has the charges whose final cost clients set later.
+//! connections of a thread share, `connection_events` what they wait for besides their bytes, `fair_io` shares the thread
+//! between them, `auth` checks tokens, `request` normalises the requests that clients describe, `reservations` has the charges
+//! whose final cost clients set later.
 
 #![forbid(unsafe_code)]
 
@@ -14,6 +15,7 @@ mod accept;
 mod auth;
 mod client;
 mod connection_events;
+mod fair_io;
 mod grpc;
 mod http;
 mod immediate;

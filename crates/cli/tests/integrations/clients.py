@@ -4,9 +4,13 @@ import sys
 
 import redis
 
-for protocol in (2, 3):
-    client = redis.Redis(port=int(os.environ["PORT"]), protocol=protocol, decode_responses=True, client_name="test")
+# None: what the client selects by itself.
+for protocol in (None, 2, 3):
+    options = {} if protocol is None else {"protocol": protocol}
+    client = redis.Redis(port=int(os.environ["PORT"]), decode_responses=True, client_name="test", **options)
     assert client.ping()
+    # Current versions select RESP3. An older one would not test what users have: run `cargo xtask setup`.
+    assert f"resp={protocol or 3}" in client.execute_command("CLIENT", "INFO"), redis.__version__
     assert client.echo("hello") == "hello"
     assert client.client_getname() == "test"
     assert client.info()["loading"] == 0
@@ -24,8 +28,10 @@ for protocol in (2, 3):
         pipeline.execute_command("CL.THROTTLE", f"{key}-transaction", 499, 1, 3600)
     replies = pipeline.execute()
     assert sum(reply[0] == 0 for reply in replies) == 500, replies[-1]
-    check = client.execute_command("TIDEGATE.CHECK", "default", f"user:{key}")
-    assert (check["admitted"] is True if protocol == 3 else check[0] == 1), check
+    check = client.execute_command("TIDEGATE.CHECK", "default", f"user:{key}", 100)
+    assert check[:4] == [1, 100, 0, -1], check
+    check = client.execute_command("TIDEGATE.CHECK", "default", f"user:{key}", 100)
+    assert check[0] == 0 and check[3] > 0, check
     try:
         client.get("key")
         sys.exit("GET must be an error")

@@ -7,7 +7,7 @@ use tidegate_headers::Quota;
 
 use super::tree::{DescriptorLevel, DescriptorNode, EnvoyDomain};
 use super::wildcard::WildcardPattern;
-use super::{DescriptorLimit, EnvoyFile, EnvoyLimits, EnvoyRate, RateUnit};
+use super::{DescriptorLimit, EnvoyFile, EnvoyLimits, EnvoyRate, RateUnit, yaml11};
 use crate::compile::{self, scalar};
 use crate::language::{
     ALGORITHMS, ENVOY_DESCRIPTOR, ENVOY_FILE, ENVOY_FLAGS, ENVOY_RATE_LIMIT, ENVOY_REPLACES, ENVOY_UNITS,
@@ -90,7 +90,7 @@ impl EnvoyContext {
     /// Reads one file. Returns its problems.
     fn file(&mut self, name: &str, text: &str) -> Problems {
         let mut report = ProblemReport::new(name, text);
-        let root = raw::parse(text, &mut report);
+        let root = raw::parse(text, &mut report).map(|root| yaml11::merge_keys(root, &mut report));
         match &root {
             Some(root) if !root.is_null() => self.domain(name, root, &mut report),
             _ if report.failed() => {}
@@ -260,7 +260,9 @@ fn value<'n>(node: &'n YamlNode<'_>, report: &mut ProblemReport<'_>) -> Option<&
 
 fn flag(fields: &Fields<'_, '_>, key: &str, report: &mut ProblemReport<'_>) -> bool {
     let flag = fields.get(key).and_then(|node| {
-        scalar::choice(node, &format!("value of `{key}`"), ENVOY_FLAGS, &[true, false], report)
+        let choice =
+            || scalar::choice(node, &format!("value of `{key}`"), ENVOY_FLAGS, &[true, false], report);
+        yaml11::flag(node).or_else(choice)
     });
     flag.unwrap_or(false)
 }
@@ -300,9 +302,9 @@ fn decode_rate<'s>(
 ) -> Option<EnvoyRate> {
     let unit = fields.require("unit", report).and_then(|node| unit(node, report));
     let requests = fields.require("requests_per_unit", report);
-    let requests = requests.and_then(|node| scalar::count_u32(node, report));
+    let requests = requests.and_then(|node| scalar::count_u32(&yaml11::decimal(node), report));
     let multiplier = match fields.get("unit_multiplier") {
-        Some(node) => scalar::positive_u32(node, "`unit_multiplier`", report),
+        Some(node) => scalar::positive_u32(&yaml11::decimal(node), "`unit_multiplier`", report),
         None => Some(1),
     };
     let algorithm = match fields.get("algorithm") {

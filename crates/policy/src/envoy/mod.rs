@@ -14,6 +14,7 @@ mod tests;
 mod tree;
 mod unit;
 mod wildcard;
+mod yaml11;
 
 use std::collections::HashMap;
 use std::fmt;

@@ -66,6 +66,86 @@ descriptors:
     assert_eq!([requests("abc"), requests("abd"), requests("ab*"), requests("x")], [4, 2, 3, 1]);
 }
 
+/// The files of the reference server are YAML 1.1.
+#[test]
+fn numbers_and_flags_have_the_forms_of_yaml_1_1() {
+    let rate = |requests: &str| {
+        let text = format!(
+            "domain: d\ndescriptors: [{{ key: k, rate_limit: {{ unit: hour, requests_per_unit: {requests} }} }}]"
+        );
+        compile(&text).map(|limits| {
+            let limit = limits.domain("d").unwrap().find([("k", "v")], &mut Vec::new()).unwrap();
+            limit.rate.unwrap().requests_per_unit
+        })
+    };
+    for (written, expected) in [
+        ("0", 0),
+        ("10", 10),
+        ("010", 8),
+        ("0o10", 8),
+        ("0x1F", 31),
+        ("0b101", 5),
+        ("1_000", 1_000),
+        ("08", 8),
+    ] {
+        assert_eq!(rate(written).unwrap(), expected, "{written}");
+    }
+    for written in ["0x", "0x+1", "0b2", "-010", "0xFFFFFFFFF", "ten"] {
+        assert!(rate(written).is_err(), "{written}");
+    }
+    let is_shadow = |flag: &str| {
+        let text = format!(
+            "domain: d\ndescriptors: [{{ key: yes, shadow_mode: {flag}, rate_limit: {{ unit: hour, requests_per_unit: 1 }} }}]"
+        );
+        compile(&text).map(|limits| {
+            // A text stays as it was written.
+            limits.domain("d").unwrap().find([("yes", "v")], &mut Vec::new()).unwrap().is_shadow
+        })
+    };
+    for (written, expected) in [
+        ("yes", true),
+        ("On", true),
+        ("TRUE", true),
+        ("y", true),
+        ("no", false),
+        ("off", false),
+        ("False", false),
+    ] {
+        assert_eq!(is_shadow(written).unwrap(), expected, "{written}");
+    }
+    assert!(is_shadow("yEs").is_err());
+}
+
+#[test]
+fn merge_keys_are_replaced_by_the_entries_of_their_mappings() {
+    let limits = compiled(
+        "
+domain: d
+descriptors:
+  - { key: a, rate_limit: &a { unit: hour, requests_per_unit: 1, name: first } }
+  - { key: b, rate_limit: &b { <<: *a, requests_per_unit: 2 } }
+  - { key: c, rate_limit: { <<: [{ unit: day }, *b], name: third } }
+",
+    );
+    let rate = |key| {
+        let limit = limits.domain("d").unwrap().find([(key, "v")], &mut Vec::new()).unwrap();
+        let rate = limit.rate.unwrap();
+        (rate.requests_per_unit, rate.unit, limit.name.clone().unwrap())
+    };
+    assert_eq!(rate("b"), (2, RateUnit::Hour, "first".to_owned()));
+    assert_eq!(rate("c"), (2, RateUnit::Day, "third".to_owned()));
+    let with = |limit: &str| {
+        problem(&format!(
+            "domain: d\ndescriptors:\n  - {{ key: a, rate_limit: &a {{ unit: hour, requests_per_unit: 1 }} }}\n  \
+             - {{ key: b, rate_limit: {limit} }}"
+        ))
+    };
+    let late = with("{ unit: day, <<: *a }");
+    assert!(late.contains("`<<` follows `unit`") && late.contains("before all other keys"), "{late}");
+    assert!(with("{ <<: 1 }").contains("`<<` cannot merge"), "{}", with("{ <<: 1 }"));
+    assert!(with("{ <<: [1] }").contains("`<<` cannot merge"));
+}
+
 #[test]
 fn client_of_a_descriptor_differs_unless_all_values_are_equal() {
     let limits = compiled(

@@ -1,12 +1,13 @@
 //! Rejections that this node repeats without asking Redis.
 //!
 //! A rejection holds until its `retry_after`: until then nothing but a refund, a reset, an override or another limit can make
-//! the counter admit the same cost. It answers that cost only, because a larger one has a later `retry_after`. The cache keeps the outcomes of all checks of a rejected decision,
-//! so that a flood on one key is answered by complete decisions of this node and costs Redis nothing.
+//! the counter admit the same cost. It answers that cost only, because a larger one has a later `retry_after`. The cache keeps the
+//! outcomes of all checks of a rejected decision, so that a flood on one key is answered by complete decisions of this node and
+//! costs Redis nothing.
 //!
 //! - The life of an entry counts from the moment the question was *sent*, minus a margin for drift between the clocks, so a
 //!   rejection never lasts longer than Redis said. It is asked again after [`LONGEST_LIFE`] in any case, which bounds the
-//!   effect of a message that was lost.
+//!   effect of a message that was lost, and after [`LONGEST_LIFE_OF_SEVERAL`] if it is about more than one unit.
 //! - An entry is found only by a decision with the same keys, limits and roles, whose rejected check costs the same.
 //! - [`forget`](RejectionCache::forget) drops a counter. A reply that was on its way meanwhile is not kept either: a
 //!   question takes a [`Generation`] before it is sent, and what was forgotten since then is not inserted.
@@ -20,7 +21,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use foldhash::quality::RandomState;
-use tidegate_core::{Check, CounterKey, Decision, Outcomes, Role, TimeSpan, Timestamp, Verdict};
+use tidegate_core::{Check, Cost, CounterKey, Decision, Outcomes, Role, TimeSpan, Timestamp, Verdict};
 
 use shard::{NameIndex, RejectionShard, StoredRejection};
 
@@ -32,6 +33,9 @@ const SHARD_CAP: usize = 1_024;
 const RECENT_CAP: usize = 4_096;
 /// A rejection is asked again after this time.
 pub(crate) const LONGEST_LIFE: TimeSpan = TimeSpan::from_secs(60);
+/// The same for a rejection of more than one unit: requests of a smaller cost may be admitted meanwhile, which changes what
+/// remains and when a retry succeeds.
+const LONGEST_LIFE_OF_SEVERAL: TimeSpan = TimeSpan::from_secs(1);
 /// The part of `retry_after` by which the clocks of the node and of Redis may drift apart.
 const DRIFT_DIVISOR: u64 = 1_024;
 
@@ -130,7 +134,8 @@ impl RejectionCache {
             Verdict::Never => TimeSpan::MAX,
         };
         let drift = TimeSpan::from_micros(span.as_micros().div_ceil(DRIFT_DIVISOR));
-        let until = (source.sent + span - drift).min(source.sent + source.life.min(LONGEST_LIFE));
+        let longest = if check.cost > Cost::ONE { LONGEST_LIFE_OF_SEVERAL } else { LONGEST_LIFE };
+        let until = (source.sent + span - drift).min(source.sent + source.life.min(longest));
         if until <= source.received {
             return;
         }

@@ -13,11 +13,13 @@ use h2::{Ping, PingPong, RecvStream};
 use http::Request;
 use tidegate_store::Store;
 use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::task::unconstrained;
 use tokio::time::{MissedTickBehavior, interval};
 
 use super::call::{self, CallContext};
 use super::frame::{MAX_MESSAGE, PartialBytes};
 use crate::accept::ServiceConnection;
+use crate::fair_io::FairIo;
 
 /// The timeout of the first frames of a connection.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
@@ -53,7 +55,10 @@ where
         .max_send_buffer_size(SEND_BUFFER)
         .max_pending_accept_reset_streams(64)
         .max_local_error_reset_streams(Some(256));
-    let Ok(Ok(mut h2)) = tokio::time::timeout(HANDSHAKE_TIMEOUT, builder.handshake(io)).await else { return };
+    let Ok(Ok(mut h2)) = tokio::time::timeout(HANDSHAKE_TIMEOUT, builder.handshake(FairIo::new(io))).await
+    else {
+        return;
+    };
     let (streaming, reflecting, partial) = (Cell::new(0), Cell::new(0), PartialBytes::default());
     let peer = peer.ip().to_canonical();
     let context = CallContext { worker, peer, stop: stop.clone(), streaming, reflecting, partial };
@@ -83,7 +88,8 @@ where
                     start(&context, request, respond).await;
                 }
             }
-            _ = ticks.tick() => {
+            // A client that always sends would use up the budget of the task before each tick.
+            _ = unconstrained(ticks.tick()) => {
                 if keepalive.tick().is_err() {
                     return;
                 }

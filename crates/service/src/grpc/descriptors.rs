@@ -203,7 +203,7 @@ impl<'d> FoundDescriptor<'d> {
     }
 }
 
-/// Drops the limits that other limits of the call replace.
+/// Drops the limits that other limits of the call replace. Like in the reference server, a descriptor that is unlimited stays so.
 fn drop_replaced(found: &mut [FoundDescriptor<'_>]) {
     let replacing: SmallVec<[&str; 4]> = found
         .iter()
@@ -214,7 +214,8 @@ fn drop_replaced(found: &mut [FoundDescriptor<'_>]) {
         return;
     }
     for found in found {
-        let name = found.configured().and_then(|limit| limit.name.as_deref());
+        let limited = found.configured().filter(|limit| limit.rate.is_some());
+        let name = limited.and_then(|limit| limit.name.as_deref());
         if name.is_some_and(|name| replacing.contains(&name)) {
             found.limit = FoundLimit::None;
         }
@@ -396,7 +397,7 @@ fn add_status<'d>(
     let report = match (found.applied(), outcome) {
         (Some((_, quota)), Some(outcome)) => Some(quota.report(announced, outcome)),
         (Some(_), None) => None,
-        (None, _) => Some(blocked_report(announced, rate.window)),
+        (None, _) => Some(blocked_report(announced, rate.window, response.time())),
     };
     // Another limit than the configured one is an override of the operator.
     let own = found.applied().map(|(limit, _)| limit.capacity());

@@ -79,14 +79,14 @@ impl<'de, T: Deserialize<'de>> Deserialize<'de> for JsonObject<T> {
     }
 }
 
-/// Protobuf writes names in camel case and also reads those of the message definition.
+/// Protobuf writes names in camel case and also reads those of the message definition. Null is the default of any field.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "camelCase")]
 struct JsonRequest {
     #[serde(default)]
-    domain: String,
+    domain: Option<String>,
     #[serde(default)]
-    descriptors: Vec<JsonObject<JsonDescriptor>>,
+    descriptors: Option<Vec<JsonObject<JsonDescriptor>>>,
     #[serde(default, alias = "hits_addend")]
     hits_addend: Option<JsonNumber<u32>>,
 }
@@ -95,7 +95,7 @@ struct JsonRequest {
 #[serde(deny_unknown_fields, rename_all = "camelCase")]
 struct JsonDescriptor {
     #[serde(default)]
-    entries: Vec<JsonObject<JsonEntry>>,
+    entries: Option<Vec<JsonObject<JsonEntry>>>,
     #[serde(default)]
     limit: Option<JsonObject<JsonOverride>>,
     #[serde(default, alias = "hits_addend")]
@@ -106,9 +106,9 @@ struct JsonDescriptor {
 #[serde(deny_unknown_fields)]
 struct JsonEntry {
     #[serde(default)]
-    key: String,
+    key: Option<String>,
     #[serde(default)]
-    value: String,
+    value: Option<String>,
 }
 
 #[derive(Deserialize)]
@@ -117,7 +117,7 @@ struct JsonOverride {
     #[serde(default, alias = "requests_per_unit")]
     requests_per_unit: Option<JsonNumber<u32>>,
     #[serde(default)]
-    unit: JsonUnit,
+    unit: Option<JsonUnit>,
 }
 
 /// A number, which may be a string: protobuf writes 64-bit numbers as strings.
@@ -130,7 +130,7 @@ impl<N: TryFrom<u64>> TryFrom<Value> for JsonNumber<N> {
 
     fn try_from(value: Value) -> Result<Self, Self::Error> {
         let number = match &value {
-            Value::Number(number) => number.as_u64(),
+            Value::Number(number) => whole(number).and_then(|number| u64::try_from(number).ok()),
             Value::String(text) => text.parse().ok(),
             _ => None,
         };
@@ -139,8 +139,19 @@ impl<N: TryFrom<u64>> TryFrom<Value> for JsonNumber<N> {
     }
 }
 
+/// A number without a fraction. JSON has one kind of numbers: 2, 2.0 and 2e0 are the same.
+fn whole(number: &serde_json::Number) -> Option<i128> {
+    if let Some(whole) = number.as_i128() {
+        return Some(whole);
+    }
+    let float = number.as_f64().filter(|float| float.fract() == 0.0 && float.abs() < 1e18)?;
+    #[expect(clippy::cast_possible_truncation, reason = "the range is checked")]
+    let whole = float as i128;
+    Some(whole)
+}
+
 /// A unit by name or number.
-#[derive(Clone, Copy, Default, Deserialize)]
+#[derive(Clone, Copy, Deserialize)]
 #[serde(try_from = "Value")]
 struct JsonUnit(i32);
 
@@ -149,7 +160,7 @@ impl TryFrom<Value> for JsonUnit {
 
     fn try_from(value: Value) -> Result<Self, Self::Error> {
         let unit = match &value {
-            Value::Number(number) => number.as_i64().and_then(|number| i32::try_from(number).ok()),
+            Value::Number(number) => whole(number).and_then(|number| i32::try_from(number).ok()),
             Value::String(name) => {
                 let position = ResponseUnit::NAMES.iter().position(|known| known == name);
                 position.and_then(|position| i32::try_from(position).ok())
@@ -162,18 +173,23 @@ impl TryFrom<Value> for JsonUnit {
 
 impl From<JsonRequest> for RateLimitRequest {
     fn from(JsonRequest { domain, descriptors, hits_addend }: JsonRequest) -> Self {
-        let descriptors = descriptors.into_iter().map(|JsonObject(descriptor)| descriptor.into()).collect();
+        let descriptors = descriptors.unwrap_or_default().into_iter();
+        let descriptors = descriptors.map(|JsonObject(descriptor)| descriptor.into()).collect();
+        let domain = domain.unwrap_or_default();
         Self { domain, descriptors, hits_addend: hits_addend.map_or(0, |JsonNumber(hits)| hits) }
     }
 }
 
 impl From<JsonDescriptor> for RateLimitDescriptor {
     fn from(JsonDescriptor { entries, limit, hits_addend }: JsonDescriptor) -> Self {
-        let entry = |JsonObject(JsonEntry { key, value })| DescriptorEntry { key, value: value.into_bytes() };
-        let entries = entries.into_iter().map(entry);
+        let entry = |JsonObject(JsonEntry { key, value })| DescriptorEntry {
+            key: key.unwrap_or_default(),
+            value: value.unwrap_or_default().into_bytes(),
+        };
+        let entries = entries.unwrap_or_default().into_iter().map(entry);
         let limit = limit.map(|JsonObject(JsonOverride { requests_per_unit, unit })| LimitOverride {
             requests_per_unit: requests_per_unit.map_or(0, |JsonNumber(requests)| requests),
-            unit: unit.0,
+            unit: unit.map_or(0, |JsonUnit(unit)| unit),
         });
         Self { entries: entries.collect(), limit, hits_addend: hits_addend.map(|JsonNumber(hits)| hits) }
     }

@@ -93,6 +93,7 @@ async fn rule<'s, S: Store + 'static>(
     };
     let key = client::rule_client(active, rule, &client).map_err(|error| match error {
         RuleClientError::NoRule => no_rule(),
+        error @ RuleClientError::Concurrency => GrpcError::invalid(error.to_string()).into(),
         error => bad_client(error).into(),
     })?;
     let check = RuleCheck { rule, client: &key, cost: Cost::new(hits.unwrap_or(1)) };

@@ -50,6 +50,11 @@ impl<'n> ResponseBuilder<'n> {
         self.at = at;
     }
 
+    /// The time of the decision.
+    pub(super) fn time(&self) -> Timestamp {
+        self.at
+    }
+
     /// Adds the status of a descriptor. Sets its code.
     pub(super) fn add(&mut self, status: DescriptorStatus, report: Option<LimitReport<'n>>, is_over: bool) {
         self.add_limit(status, report, StatusEffect { is_over, rejects: is_over, is_announced: true });
@@ -137,14 +142,15 @@ fn tightest<'r, 'n>(limits: &'r [LimitReport<'n>]) -> Option<&'r LimitReport<'n>
         .min_by(|one, other| product(one.remaining, other.quota).cmp(&product(other.remaining, one.quota)))
 }
 
-/// The report of a limit that admits no request.
-pub(super) fn blocked_report(name: &str, window: TimeSpan) -> LimitReport<'_> {
+/// The report of a limit that admits no request. Its window ends nevertheless, like that of any other number of requests.
+pub(super) fn blocked_report(name: &str, window: TimeSpan, at: Timestamp) -> LimitReport<'_> {
+    let elapsed = at.as_micros().checked_rem(window.as_micros()).unwrap_or_default();
     LimitReport {
         name,
         quota: 0,
         window: Some(window),
         remaining: 0,
-        reset_after: TimeSpan::ZERO,
+        reset_after: TimeSpan::from_micros(window.as_micros() - elapsed),
         retry_after: None,
         unit: LimitUnit::Requests,
     }
@@ -159,7 +165,7 @@ mod tests {
         let report = |name, remaining, quota| LimitReport {
             remaining,
             quota,
-            ..blocked_report(name, TimeSpan::from_secs(60))
+            ..blocked_report(name, TimeSpan::from_secs(60), Timestamp::from_secs(60))
         };
         let limits = [report("second", 5, 10), report("day", 40, 10_000), report("most", u64::MAX, u64::MAX)];
         assert_eq!(tightest(&limits).map(|limit| limit.name), Some("day"));

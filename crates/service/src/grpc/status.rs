@@ -8,6 +8,7 @@ use http::{HeaderMap, Response};
 
 pub(super) const GRPC: HeaderValue = HeaderValue::from_static("application/grpc");
 const STATUS: HeaderName = HeaderName::from_static("grpc-status");
+const ACCEPT_ENCODING: HeaderName = HeaderName::from_static("grpc-accept-encoding");
 const MESSAGE: HeaderName = HeaderName::from_static("grpc-message");
 /// The longest message that is sent. Clients limit the size of headers.
 const MAX_MESSAGE_CHARACTERS: usize = 400;
@@ -69,6 +70,8 @@ impl GrpcError {
         let mut response = Response::new(());
         *response.headers_mut() = self.trailers();
         response.headers_mut().insert(CONTENT_TYPE, GRPC);
+        // A client whose message was compressed learns from it that it must not compress.
+        response.headers_mut().insert(ACCEPT_ENCODING, HeaderValue::from_static("identity"));
         response
     }
 }

@@ -124,7 +124,8 @@ pub(super) async fn commit<S: Store + 'static>(
     let open = reservations.take(id, call.worker.now()).ok_or(HttpError::NoReservation)?;
     let is_refunded = match open.charge {
         Some(charge) => {
-            let committed = call.worker.limiter.commit_rule(charge, cost).await;
+            let (policy, limiter) = (&call.policy.active, &call.worker.limiter);
+            let committed = limiter.commit_rule(policy, &open.rule, charge, cost).await;
             committed.map_err(|_| HttpError::StoreUnavailable)?
         }
         None => true,

@@ -2,6 +2,7 @@
 
 use std::borrow::Cow;
 
+use serde_json::value::RawValue;
 use tidegate_core::{Cost, Timestamp};
 use tidegate_headers::BodyStyle;
 use tidegate_limiter::{RuleCheck, Ruling};
@@ -95,7 +96,7 @@ pub(super) async fn check<S: Store + 'static>(
         return check_one(call, SingleCheckMessage { rule, client, cost, request }, true).await;
     };
     if rule.is_some() || client.is_some() || cost.is_some() || request.is_some() {
-        return Err(invalid("with `checks`, every other field belongs into one of them"));
+        return Err(invalid("`checks` excludes other fields; move them into its entries"));
     }
     check_batch(call, checks.0).await
 }
@@ -140,7 +141,7 @@ pub(super) fn encode(
 /// Each check is a decision of its own, in order, at the same time.
 async fn check_batch<S: Store + 'static>(
     call: &mut EndpointCall<'_, S>,
-    checks: Vec<SingleCheckMessage<'_>>,
+    checks: Vec<&RawValue>,
 ) -> Result<HttpResponse, HttpError> {
     let (policy, worker) = (&call.policy, call.worker);
     let metrics = worker.recorder(Protocol::Http).counters();
@@ -157,7 +158,8 @@ async fn check_batch<S: Store + 'static>(
         if index % CHECKS_PER_TURN == CHECKS_PER_TURN - 1 {
             tokio::task::yield_now().await;
         }
-        let written = match CheckSubject::new(&policy.active, message) {
+        let subject = parse(message.get().as_bytes());
+        let written = match subject.and_then(|message| CheckSubject::new(&policy.active, message)) {
             Ok(subject) => {
                 let mut log = DecisionLog::Metrics { metrics, clock, start: clock.read() };
                 let ruling = subject.decide(call, &policy.active, (&mut scratch, now), true).await;

@@ -24,6 +24,7 @@ pub(super) fn rule_client(
     };
     client::rule_client(policy, rule, &stated).map_err(|error| match error {
         RuleClientError::NoRule => HttpError::NoRule { rule: rule.chars().take(100).collect() },
+        RuleClientError::Concurrency => invalid(error.to_string()),
         RuleClientError::Name(error) => HttpError::Client(error),
         _ if client.is_none() => invalid("missing field `client`; write for example \"user:bob\""),
         RuleClientError::TooLong => invalid(format!("`client`: {error}")),

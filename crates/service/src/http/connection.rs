@@ -16,6 +16,7 @@ use hyper_util::server::conn::auto;
 use tidegate_store::Store;
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt};
 use tokio::sync::watch;
+use tokio::task::unconstrained;
 use tokio::time::{MissedTickBehavior, interval, timeout};
 
 use super::dispatch::dispatch;
@@ -23,6 +24,7 @@ use super::idle_timeout::{ConnectionCounts, CountedIo, IdleTimeout, TICK};
 use super::plain_connection::{PlainConnection, PlainRest};
 use super::request::{EndpointBody, EndpointRequest, RequestHeaders};
 use crate::accept::ServiceConnection;
+use crate::fair_io::FairIo;
 use crate::worker::ServiceWorker;
 
 /// The longest head, and the most bytes of a body that are buffered before they are read.
@@ -68,7 +70,7 @@ async fn serve_any<S, IO>(
     IO: AsyncRead + AsyncWrite + Unpin + 'static,
 {
     let counts = Rc::new(ConnectionCounts::default());
-    let io = TokioIo::new(CountedIo::new(io, rest.bytes, &counts));
+    let io = TokioIo::new(CountedIo::new(FairIo::new(io), rest.bytes, &counts));
     let (worker, counted) = (&worker, &counts);
     let service = {
         let (worker, counts) = (Rc::clone(worker), Rc::clone(counted));
@@ -98,11 +100,12 @@ async fn serve_any<S, IO>(
             biased;
             // An error of the connection means that the client is gone, or that it has been told what is wrong.
             _ = connection.as_mut() => return,
-            _ = stop.wait_for(|stop| *stop), if !is_stopping => {
+            // A client that always sends would use up the budget of the task before the end of the service and each tick.
+            _ = unconstrained(stop.wait_for(|stop| *stop)), if !is_stopping => {
                 is_stopping = true;
                 connection.as_mut().graceful_shutdown();
             }
-            _ = ticks.tick() => {
+            _ = unconstrained(ticks.tick()) => {
                 if idle.has_passed(&counts) {
                     return;
                 }

@@ -15,7 +15,8 @@ impl NormalRequest {
         policy: &ActivePolicy,
         message: RequestMessage<'_>,
     ) -> Result<Self, HttpError> {
-        let RequestMessage { method, host, path, headers: HeadersMessage(headers), peer } = message;
+        let RequestMessage { method, host, path, headers, peer } = message;
+        let headers = headers.map(|HeadersMessage(headers)| headers).unwrap_or_default();
         let host = host.map(|host| HeaderValue::from_str(&host.0)).transpose();
         let host = host.map_err(|_| HttpError::Request(RequestError::Host))?;
         let (method, target) = (method.as_bytes(), path.as_bytes());

@@ -10,13 +10,16 @@ use http::HeaderMap;
 use http::header::{HeaderName, HeaderValue};
 use serde::Deserialize;
 use serde::de::value::MapAccessDeserializer;
-use serde::de::{Deserializer, Error, MapAccess, SeqAccess, Visitor};
+use serde::de::{Deserializer, Error, MapAccess, SeqAccess, Unexpected, Visitor};
+use serde_json::value::RawValue;
 use smallvec::SmallVec;
 
 /// The most headers of a request to be checked.
 const MAX_HEADERS: usize = 100;
 /// The most checks of a batch.
 const MAX_BATCH: usize = 1_000;
+/// The largest number up to which a float represents all whole numbers: 2^53 − 1.
+const MAX_EXACT: f64 = 9_007_199_254_740_991.0;
 
 /// Text that is borrowed if possible. serde borrows a `Cow` only in a type like this.
 #[derive(Clone, Deserialize)]
@@ -38,8 +41,9 @@ pub(super) struct CheckMessage<'b> {
     pub(super) checks: Option<BatchMessage<'b>>,
 }
 
-/// The checks of a batch.
-pub(super) struct BatchMessage<'b>(pub(super) Vec<SingleCheckMessage<'b>>);
+/// The checks of a batch, each a [`SingleCheckMessage`] that is parsed when it is decided: one that is invalid has an error of
+/// its own, and only one of them is in memory, where it is much larger than its JSON.
+pub(super) struct BatchMessage<'b>(pub(super) Vec<&'b RawValue>);
 
 /// One check: of a rule, or of a request. Also the body of `/v1/peek`.
 #[derive(Deserialize)]
@@ -157,7 +161,6 @@ impl<'b, 'de: 'b> Deserialize<'de> for BatchMessage<'b> {
             fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Self::Value, A::Error> {
                 let mut checks = Vec::new();
                 while let Some(check) = list.next_element()? {
-                    // Here and not in the handler: a check in memory is much larger than its JSON.
                     if checks.len() >= MAX_BATCH {
                         let message = format_args!("more than {MAX_BATCH} checks; send several requests");
                         return Err(A::Error::custom(message));
@@ -187,6 +190,18 @@ fn whole_number<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<u64
             Ok(Some(number))
         }
 
+        /// JSON has one kind of numbers: 2, 2.0 and 2e0 are the same.
+        fn visit_f64<E: Error>(self, number: f64) -> Result<Self::Value, E> {
+            #[expect(
+                clippy::cast_possible_truncation,
+                clippy::cast_sign_loss,
+                reason = "the range is checked"
+            )]
+            let whole =
+                ((0.0..=MAX_EXACT).contains(&number) && number.fract() == 0.0).then_some(number as u64);
+            whole.map(Some).ok_or_else(|| E::invalid_value(Unexpected::Float(number), &self))
+        }
+
         fn visit_unit<E: Error>(self) -> Result<Self::Value, E> {
             Ok(None)
         }
@@ -206,7 +221,7 @@ pub(super) struct RequestMessage<'b> {
     #[serde(borrow)]
     pub(super) path: Cow<'b, str>,
     #[serde(default)]
-    pub(super) headers: HeadersMessage,
+    pub(super) headers: Option<HeadersMessage>,
     pub(super) peer: IpAddr,
 }
 
@@ -251,7 +266,6 @@ impl<'b, 'de: 'b> Deserialize<'de> for ClientMessage<'b> {
 }
 
 /// The headers of a request: an object whose values are texts or lists of texts. Repeated names add up, as in HTTP.
-#[derive(Default)]
 pub(super) struct HeadersMessage(pub(super) HeaderMap);
 
 impl<'de> Deserialize<'de> for HeadersMessage {

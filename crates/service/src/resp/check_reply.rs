@@ -3,7 +3,7 @@
 use tidegate_core::{TimeSpan, Timestamp};
 use tidegate_limiter::RulingReport;
 
-use super::reply::ReplyWriter;
+use super::reply::{ReplyWriter, saturated};
 
 /// The reply to a check. −1 stands for a value that does not exist.
 pub(super) struct CheckReply {
@@ -42,11 +42,10 @@ impl CheckReply {
         let limits = report.limits();
         // Limits in shadow mode are not reported.
         let limit = limits.primary();
-        let count = |number: u64| i64::try_from(number).unwrap_or(i64::MAX);
         Self {
             is_admitted: false,
-            limit: limit.map_or(-1, |limit| count(limit.quota)),
-            remaining: limit.map_or(-1, |limit| count(limit.remaining)),
+            limit: limit.map_or(-1, |limit| saturated(limit.quota)),
+            remaining: limit.map_or(-1, |limit| saturated(limit.remaining)),
             retry_after: retry_after.map_or(-1, millis),
             reset_after: limit.map_or(-1, |limit| millis(limit.reset_after)),
             wait: 0,
@@ -54,27 +53,21 @@ impl CheckReply {
         }
     }
 
+    /// The same array in both versions of the protocol: a program that unpacks it works whichever version its client selects.
     pub(super) fn write(&self, replies: &mut ReplyWriter<'_>) {
-        replies.record(7);
-        replies.field("admitted");
-        replies.boolean(self.is_admitted);
-        let fields = [
-            ("limit", self.limit),
-            ("remaining", self.remaining),
-            ("retry_after_ms", self.retry_after),
-            ("reset_after_ms", self.reset_after),
-            ("wait_ms", self.wait),
-        ];
-        for (name, number) in fields {
-            replies.field(name);
-            replies.integer(number);
-        }
-        replies.field("charged_at");
-        replies.count(self.charged_at.as_micros());
+        replies.integers([
+            i64::from(self.is_admitted),
+            self.limit,
+            self.remaining,
+            self.retry_after,
+            self.reset_after,
+            self.wait,
+            saturated(self.charged_at.as_micros()),
+        ]);
     }
 }
 
 /// Milliseconds, rounded up.
 fn millis(span: TimeSpan) -> i64 {
-    i64::try_from(span.as_micros().div_ceil(1_000)).unwrap_or(i64::MAX)
+    saturated(span.as_micros().div_ceil(1_000))
 }

@@ -88,27 +88,6 @@ impl<'o> ReplyWriter<'o> {
         }
     }
 
-    /// The beginning of a record with `len` fields: a map for RESP3, an array of its values for RESP2.
-    pub(crate) fn record(&mut self, len: usize) {
-        if self.is_resp3 { self.map(len) } else { self.array(len) }
-    }
-
-    /// The name of a field of a record. RESP2 has none.
-    pub(crate) fn field(&mut self, name: &str) {
-        if self.is_resp3 {
-            self.bulk(name);
-        }
-    }
-
-    /// A boolean; 0 or 1 for RESP2.
-    pub(crate) fn boolean(&mut self, is_true: bool) {
-        match (self.is_resp3, is_true) {
-            (true, true) => self.line(b'#', b"t"),
-            (true, false) => self.line(b'#', b"f"),
-            (false, _) => self.integer(i64::from(is_true)),
-        }
-    }
-
     pub(crate) fn null(&mut self) {
         self.output.extend_from_slice(if self.is_resp3 { b"_\r\n" } else { b"$-1\r\n" });
     }

@@ -29,6 +29,8 @@ enum RuleCommandError {
     Encoding { name: &'static str },
     #[error("ERR invalid client: {0}")]
     Client(RuleClientError),
+    #[error("ERR {0}")]
+    Concurrency(RuleClientError),
     #[error("NORULE the policy has no such rate limit")]
     NoRule,
     #[error("{STORE_FAILED}")]
@@ -39,6 +41,7 @@ impl From<RuleClientError> for RuleCommandError {
     fn from(error: RuleClientError) -> Self {
         match error {
             RuleClientError::NoRule => Self::NoRule,
+            error @ RuleClientError::Concurrency => Self::Concurrency(error),
             error => Self::Client(error),
         }
     }
@@ -56,9 +59,11 @@ impl From<RuleError> for RuleCommandError {
 impl RuleCommandError {
     fn failure(&self) -> CommandFailure {
         match self {
-            Self::Arity | Self::NoInteger { .. } | Self::Encoding { .. } | Self::Client(_) => {
-                CommandFailure::BadRequest
-            }
+            Self::Arity
+            | Self::NoInteger { .. }
+            | Self::Encoding { .. }
+            | Self::Client(_)
+            | Self::Concurrency(_) => CommandFailure::BadRequest,
             Self::NoRule => CommandFailure::NoRule,
             Self::StoreFailed => CommandFailure::StoreFailed,
         }

@@ -22,7 +22,8 @@ fn serve_resp(policy: &str) -> (Tidegate, PolicyFile, String) {
     (server, file, port)
 }
 
-const POLICY: &str = "admin: off\nrate_limits: { default: { requests: 100, window: 1m } }\n";
+const POLICY: &str =
+    "admin: off\nrate_limits: { default: { requests: 100, window: 1m, algorithm: token_bucket } }\n";
 
 /// Runs a script of tests/integrations and returns its output.
 fn run_script(program: &str, script: &str, port: &str) -> String {
@@ -105,20 +106,44 @@ fn redis_crate_connects_with_both_protocols_and_pipelines() {
         let replies: Vec<Vec<i64>> = pipeline.query(&mut connection).unwrap();
         assert_eq!(replies.len(), 10_000);
         assert_eq!(replies.iter().filter(|reply| reply[0] == 0).count(), 5_000);
+        let mut check = redis::cmd("TIDEGATE.CHECK");
+        check.arg("default").arg(format!("user:{name}")).arg(100);
+        for is_admitted in [1, 0] {
+            let reply: Vec<i64> = check.query(&mut connection).unwrap();
+            assert_eq!(reply[0], is_admitted, "{reply:?}");
+        }
     }
 }
 
 #[test]
-fn examples_of_the_documentation_are_the_tested_files_and_run() {
-    let (_server, _file, port) = serve_resp(POLICY);
+fn examples_of_the_documentation_are_the_tested_files() {
     let page = std::fs::read_to_string(format!("{ROOT}/docs/integrations/resp.md")).unwrap();
     for (file, language) in [("throttle.py", "python"), ("throttle.mjs", "js"), ("throttle.rs", "rust")] {
         let tested = std::fs::read_to_string(format!("{ROOT}/crates/cli/tests/integrations/{file}")).unwrap();
         assert!(page.contains(&format!("```{language}\n{tested}```\n")), "{file} differs from the page");
     }
-    let output = run_script("python3", "throttle.py", &port);
-    assert_eq!(output, "admitted, 15 left\nadmitted\n100 admitted\n");
-    let output = run_script("node", "throttle.mjs", &port);
-    assert_eq!(output, "admitted, 14 left\nadmitted\n");
+}
+
+#[test]
+fn examples_of_the_documentation_report_admitted_and_rejected_requests() {
+    let policy =
+        "admin: off\nrate_limits: { default: { requests: 1, window: 1h, algorithm: token_bucket } }\n";
+    for (program, script) in [("python3", "throttle.py"), ("node", "throttle.mjs")] {
+        let (_server, _file, port) = serve_resp(policy);
+        let output = run_script(program, script, &port);
+        assert!(output.starts_with("admitted, 15 left\nadmitted\n"), "{script}: {output}");
+        redis_cli(&port, &["CL.THROTTLE", "user123", "15", "30", "3600", "15"]);
+        let output = run_script(program, script, &port);
+        let lines: Vec<_> = output.lines().collect();
+        assert!(
+            lines[0].starts_with("rejected, retry in ") && lines[0].ends_with(" s"),
+            "{script}: {output}"
+        );
+        assert!(
+            lines[1].starts_with("rejected, retry in ") && lines[1].ends_with(" ms"),
+            "{script}: {output}"
+        );
+    }
+    let (_server, _file, port) = serve_resp(policy);
     example::example(&format!("redis://127.0.0.1:{port}/")).unwrap();
 }

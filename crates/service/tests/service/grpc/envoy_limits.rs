@@ -42,6 +42,43 @@ async fn hits_of_the_descriptor_replace_those_of_the_request() {
 }
 
 #[tokio::test]
+async fn limit_of_zero_has_the_end_of_its_window() {
+    let config =
+        "domain: d\ndescriptors: [{ key: user, rate_limit: { unit: minute, requests_per_unit: 0 } }]";
+    let (service, mut client) = start(config).await;
+    let mut carried = descriptor(&[("user", "bob")]);
+    carried.limit = Some(RlsOverride { requests_per_unit: 0, unit: 2 });
+    let call = request("d", vec![descriptor(&[("user", "bob")]), carried]);
+    // 1,700,000,000 is 20 seconds after the start of a minute.
+    for seconds in [40, 35, 60] {
+        let response = client.should_rate_limit(&call).await;
+        assert_eq!(response.overall_code, OVER_LIMIT);
+        for status in &response.statuses {
+            let reset = status.duration_until_reset.map(|reset| reset.seconds);
+            assert_eq!((status.code, reset), (OVER_LIMIT, Some(seconds)));
+        }
+        assert!(response.headers.iter().all(|header| header.key != "retry-after"), "it never admits");
+        service.clock.advance(TimeSpan::from_secs(if seconds == 40 { 5 } else { 35 }));
+    }
+}
+
+#[tokio::test]
+async fn unlimited_descriptor_that_another_replaces_stays_unlimited() {
+    let config = "
+domain: d
+descriptors:
+  - { key: free, rate_limit: { unlimited: true, name: free } }
+  - { key: user, rate_limit: { unit: minute, requests_per_unit: 5, name: user } }
+  - { key: vip, rate_limit: { unit: minute, requests_per_unit: 10, replaces: [{ name: free }, { name: user }] } }
+";
+    let (_service, mut client) = start(config).await;
+    let descriptors = ["free", "user", "vip"].map(|key| descriptor(&[(key, "bob")]));
+    let response = client.should_rate_limit(&request("d", descriptors.to_vec())).await;
+    let remaining: Vec<_> = response.statuses.iter().map(|status| status.limit_remaining).collect();
+    assert_eq!(remaining, [u32::MAX, 0, 9]);
+}
+
+#[tokio::test]
 async fn override_of_a_request_replaces_the_configured_limit() {
     let (_service, mut client) = start(CONFIG).await;
     let with_limit = |requests_per_unit, unit| {

@@ -59,6 +59,15 @@ async fn rls_call_over_the_limit_is_answered_with_status_and_headers() {
 }
 
 #[tokio::test]
+async fn grpc_compressed_message_is_refused_with_the_accepted_encoding() {
+    let service = TestService::start_envoy(CONFIG);
+    let mut client = connect(&service).await;
+    let reply = client.call(RLS, &[("grpc-encoding", "gzip")], Bytes::from_static(&[1, 0, 0, 0, 1, 0])).await;
+    assert_eq!(reply.code(), 12, "{reply:?}");
+    assert_eq!(reply.trailers["grpc-accept-encoding"], "identity", "{reply:?}");
+}
+
+#[tokio::test]
 async fn grpc_invalid_calls_get_their_statuses() {
     let service = TestService::start_envoy(CONFIG);
     let mut client = connect(&service).await;

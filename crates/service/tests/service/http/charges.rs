@@ -2,6 +2,7 @@
 
 use serde_json::{Value, json};
 use tidegate_core::TimeSpan;
+use tidegate_policy::NoFiles;
 
 use super::POLICY;
 use crate::fixture::TestService;
@@ -76,6 +77,88 @@ fn commit_of_less_refunds_and_of_more_charges_into_debt() {
     service.commit(&reserved["reservation"], 15, 200);
     assert_eq!(service.remaining(), 0);
     assert_eq!(service.post_json("/v1/check", BOB, 200)["admitted"], false);
+}
+
+/// A counter that was moved to another limit does not know what was charged under the old one.
+#[test]
+fn commit_after_a_changed_limit_says_that_nothing_was_refunded() {
+    let other = POLICY.replace("requests: 10,", "requests: 20,");
+    let service = TestService::start(POLICY);
+    let reserved = service.reserve(6);
+    service.apply_policy(&other, &NoFiles);
+    assert_eq!(service.post_json("/v1/check", BOB, 200)["remaining"], 13, "moved to the new limit");
+    assert_eq!(
+        service.commit(&reserved["reservation"], 2, 200),
+        json!({ "committed": true, "rule": "default", "refunded": false })
+    );
+    assert_eq!(service.remaining(), 13);
+    // What was charged under the limit in force is refunded, whatever came before it.
+    let reserved = service.reserve(6);
+    let committed = json!({ "committed": true, "rule": "default" });
+    assert_eq!(service.commit(&reserved["reservation"], 2, 200), committed);
+    assert_eq!(service.remaining(), 11);
+    // A counter that was not used since still has the old limit.
+    let reserved = service.reserve(6);
+    service.apply_policy(POLICY, &NoFiles);
+    assert_eq!(service.commit(&reserved["reservation"], 1, 200), committed);
+    service.apply_policy(&other, &NoFiles);
+    assert_eq!(service.remaining(), 10);
+}
+
+#[test]
+fn commit_says_whether_the_rest_was_refunded_whatever_has_changed() {
+    let algorithms =
+        ["fixed_window", "token_bucket", "leaky_bucket", "sliding_window_log", "sliding_window_counter"];
+    let policy = |requests: u64, window: &str, algorithm: &str| {
+        let wait = if algorithm == "leaky_bucket" { ", burst: 10, max_wait: 1h" } else { "" };
+        format!(
+            "rate_limits: {{ default: {{ requests: {requests}, window: {window}, algorithm: {algorithm}{wait} }} }}"
+        )
+    };
+    for algorithm in algorithms {
+        let changes =
+            [(10, "1m", algorithm), (20, "1m", algorithm), (7, "1m", algorithm), (10, "2m", algorithm)];
+        let changes = changes.into_iter().chain(algorithms.map(|other| (10, "1m", other)));
+        for ((requests, window, other), is_moved) in
+            changes.flat_map(|change| [(change, false), (change, true)])
+        {
+            let service = TestService::start(&policy(10, "1m", algorithm));
+            let reserved = service.reserve(6);
+            service.apply_policy(&policy(requests, window, other), &NoFiles);
+            if is_moved {
+                service.post_json("/v1/check", BOB, 200);
+            }
+            let before = service.remaining();
+            let committed = service.commit(&reserved["reservation"], 2, 200);
+            let is_refunded = committed.get("refunded").is_none();
+            let case = format!("{algorithm} to {requests} per {window}, {other}, {is_moved}: {committed}");
+            // A counter of another algorithm starts empty, and until then the refund cannot be seen.
+            if is_moved || other == algorithm {
+                let after = service.remaining();
+                assert_eq!(after > before, is_refunded, "{case} {before} {after}");
+            }
+            let is_same = (requests, window, other) == (10, "1m", algorithm);
+            if is_same && algorithm != "leaky_bucket" || !is_moved && other == algorithm {
+                assert!(is_refunded, "{case}");
+            }
+        }
+    }
+}
+
+#[test]
+fn commit_of_more_after_a_changed_limit_is_charged_under_the_new_one() {
+    let service = TestService::start(POLICY);
+    let reserved = service.reserve(1);
+    service.apply_policy(&POLICY.replace("requests: 10,", "requests: 4,"), &NoFiles);
+    assert_eq!(service.post_json("/v1/check", BOB, 200)["remaining"], 2);
+    service.commit(&reserved["reservation"], 3, 200);
+    let second = service.reserve(1);
+    assert_eq!(second["admitted"], false, "{second}");
+    // Removing the rule leaves the charge of its counter.
+    service.clock.advance(TimeSpan::from_secs(60));
+    let reserved = service.reserve(2);
+    service.apply_policy("rate_limits: { rules: [{ name: other, requests: 1, window: 1m }] }", &NoFiles);
+    service.commit(&reserved["reservation"], 3, 200);
 }
 
 #[test]

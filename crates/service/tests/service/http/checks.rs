@@ -247,6 +247,47 @@ fn batch_answers_in_order_with_an_error_for_each_invalid_check() {
     assert_eq!(results[0]["at"], results[4]["at"]);
 }
 
+/// A proxy sends the requests of several clients in one batch: none of them may keep the others from being limited.
+#[test]
+fn batch_with_a_check_that_cannot_be_read_decides_the_others() {
+    let service = TestService::start(POLICY);
+    let request = |fields: &str| format!(r#"{{"request":{{"method":"GET","path":"/"{fields}}}}}"#);
+    let headers: Vec<_> = (0..101).map(|number| format!(r#""x-{number}":"""#)).collect();
+    let values = vec![r#""""#; 101].join(",");
+    let invalid = [
+        request(r#","peer":"192.0.2.1","headers":{"x-a":"a\u0001b"}"#),
+        request(r#","peer":"192.0.2.1","headers":{"x a":""}"#),
+        request(&format!(r#","peer":"192.0.2.1","headers":{{{}}}"#, headers.join(","))),
+        request(&format!(r#","peer":"192.0.2.1","headers":{{"x-a":[{values}]}}"#)),
+        request(r#","peer":"fe80::1%eth0""#),
+        request(r#","peer":"""#),
+        request(r#","peer":null"#),
+        request(""),
+        request(r#","peer":"192.0.2.1","?":0"#),
+        request(r#","peer":"192.0.2.1","path":"/""#),
+        request(r#","peer":"192.0.2.1","host":"\ud800""#),
+        r#"{"rule":"default","client":"user:bob","cost":-1}"#.to_owned(),
+        r#"{"rule":"default","client":"user:bob","cost":1e999}"#.to_owned(),
+        r#"{"rule":"default","client":5}"#.to_owned(),
+        r#"["default","user:bob",1,null]"#.to_owned(),
+        "null".to_owned(),
+        format!("{}1{}", "[".repeat(200), "]".repeat(200)),
+    ];
+    for (index, invalid) in invalid.iter().enumerate() {
+        let batch = format!(r#"{{"checks":[{BOB},{invalid},{BOB}]}}"#);
+        let results = service.post_json("/v1/check", &batch, 200)["results"].clone();
+        let user = |position: usize| results[position]["rule"].as_str();
+        assert_eq!((user(0), user(2)), (Some("default"), Some("default")), "{invalid}: {results}");
+        assert_eq!(results[1]["error"]["status"], 400, "{invalid}: {results}");
+        assert!(results[1]["error"]["detail"].as_str().is_some_and(|detail| detail.len() > 20), "{results}");
+        let left = 10_usize.saturating_sub(2 * (index + 1));
+        assert_eq!(results[2]["remaining"], left, "{invalid}: {results}");
+    }
+    // Without its end, nothing says where the next check begins.
+    let broken = format!(r#"{{"checks":[{BOB},{{"rule":,{BOB}]}}"#);
+    assert_eq!(service.post("/v1/check", &broken).status, 400);
+}
+
 #[test]
 fn batch_has_a_maximum() {
     let service = TestService::start("rate_limits: { default: { requests: 1000, window: 1m } }");

@@ -1,8 +1,10 @@
 //! Operations on rules, over HTTP and the Redis protocol: lock-outs, leaky buckets, exemptions, and messages that are no objects.
 
 use serde_json::json;
+use tidegate_telemetry::Protocol;
 
 use crate::fixture::TestService;
+use crate::grpc::client::{GrpcClient, RLS, descriptor, message, request};
 use crate::resp::{Reply, RespClient, status};
 
 const BOB: &str = r#"{"rule":"default","client":"user:bob"}"#;
@@ -85,12 +87,37 @@ fn exempt_client_is_admitted_under_every_rule() {
     }
 }
 
+#[tokio::test]
+async fn concurrency_limit_by_name_is_rejected_with_the_reason() {
+    let policy = "rate_limits: { rules: [{ name: slots, concurrent: 2, per: ip }] }";
+    let service = TestService::start(policy);
+    let reason = "limits concurrent requests";
+    let body = r#"{"rule":"slots","client":"ip:192.0.2.1"}"#;
+    for path in ["/v1/check", "/v1/peek", "/v1/refund", "/v1/reset", "/v1/reserve"] {
+        let problem = service.post_json(path, body, 400);
+        assert!(problem["detail"].to_string().contains(reason), "{path}: {problem}");
+    }
+    let mut client = RespClient::connect(&service);
+    for command in [
+        "CHECK slots ip:192.0.2.1",
+        "PEEK slots ip:192.0.2.1",
+        "REFUND slots ip:192.0.2.1 1",
+        "RESET slots ip:192.0.2.1",
+    ] {
+        let reply = client.call(&format!("TIDEGATE.{command}"));
+        assert!(matches!(&reply, Reply::Error(text) if text.starts_with("ERR the rule limits")), "{reply:?}");
+    }
+    let mut grpc = GrpcClient::connect(service.address(Protocol::Grpc)).await;
+    let descriptor = descriptor(&[("rule", "slots"), ("client", "ip:192.0.2.1")]);
+    let reply = grpc.call(RLS, &[], message(&request("tidegate", vec![descriptor]))).await;
+    assert_eq!(reply.code(), 3, "{reply:?}");
+}
+
 #[test]
 fn message_that_is_an_array_is_rejected() {
     let service = TestService::start("rate_limits: { default: { requests: 100, window: 1h } }");
     let bodies = [
         ("/v1/check", r#"["default","user:bob",1,null,null]"#),
-        ("/v1/check", r#"{"checks":[["default","user:bob",1,null]]}"#),
         ("/v1/check", r#"{"request":["GET","a.example","/",{},"192.0.2.1"]}"#),
         ("/v1/peek", r#"["default","user:bob",1,null]"#),
         ("/v1/refund", r#"["default","user:bob",1,null]"#),

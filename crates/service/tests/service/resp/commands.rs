@@ -126,25 +126,32 @@ fn rule_commands_check_peek_refund_and_reset_one_counter() {
     assert_eq!(client.call("TIDEGATE.CHECK default user:bob"), admitted(2, 20_000));
 }
 
+/// Current clients select RESP3 by themselves, and programs unpack the reply.
 #[test]
-fn rule_commands_in_resp3_reply_with_names() {
+fn decisions_have_the_same_array_of_integers_in_both_protocols() {
     let service = TestService::start(POLICY);
-    let mut client = RespClient::connect(&service);
-    client.call("HELLO 3");
-    let number = |name: &str, number| (bulk(name), Reply::Integer(number));
-    let expected = |is_admitted, remaining, retry_after| {
-        Reply::Map(vec![
-            (bulk("admitted"), Reply::Boolean(is_admitted)),
-            number("limit", 3),
-            number("remaining", remaining),
-            number("retry_after_ms", retry_after),
-            number("reset_after_ms", 60_000),
-            number("wait_ms", 0),
-            number("charged_at", 1_700_000_000_000_000),
-        ])
-    };
-    assert_eq!(client.call("TIDEGATE.CHECK default user:bob 3"), expected(true, 0, -1));
-    assert_eq!(client.call("TIDEGATE.CHECK default user:bob"), expected(false, 0, 20_000));
+    let (mut resp2, mut resp3) = (RespClient::connect(&service), RespClient::connect(&service));
+    assert!(matches!(resp3.call("HELLO 3"), Reply::Map(_)));
+    let at = 1_700_000_000_000_000;
+    resp2.call("TIDEGATE.CHECK default user:bob 3");
+    for (command, expected) in [
+        ("TIDEGATE.CHECK default user:bob", integers(&[0, 3, 0, 20_000, 60_000, 0, at])),
+        ("TIDEGATE.PEEK default user:bob 2", integers(&[0, 3, 0, 40_000, 60_000, 0, at])),
+        ("TIDEGATE.PEEK default user:eve", integers(&[1, 3, 3, -1, 0, 0, at])),
+        ("TIDEGATE.REFUND default user:eve 1", status("OK")),
+        ("TIDEGATE.RESET default user:eve", status("OK")),
+        ("CL.THROTTLE key 0 1 60 0", integers(&[0, 1, 1, -1, 0])),
+        ("CL.THROTTLE key 0 1 60 2", integers(&[1, 1, 1, -1, 0])),
+        ("TIDEGATE.CHECK none user:bob", error("NORULE the policy has no such rate limit")),
+    ] {
+        assert_eq!((resp2.call(command), resp3.call(command)), (expected.clone(), expected), "{command}");
+    }
+    for client in [&mut resp2, &mut resp3] {
+        client.call("MULTI");
+        client.call("TIDEGATE.CHECK default user:bob");
+        let rejected = integers(&[0, 3, 0, 20_000, 60_000, 0, at]);
+        assert_eq!(client.call("EXEC"), Reply::Array(vec![rejected]));
+    }
 }
 
 #[test]

@@ -80,14 +80,21 @@ fn compare_mixed(limits: &[(i64, i64, i64)], steps: &[(usize, u64, i64)]) {
         service.clock.advance(TimeSpan::from_millis(millis));
         let now = tidegate_store::Clock::now(&*service.clock).as_micros();
         let (max_burst, count, period) = limits[limit % limits.len()];
-        let mut model = CellModel::new(max_burst, count, period);
-        let arrival = arrivals.entry((count, period)).or_insert(None);
+        // 30 per 60 seconds is the same rate as 1 per 2 seconds.
+        let divisor = gcd(count, period);
+        let rate = (count / divisor, period / divisor);
+        let mut model = CellModel::new(max_burst, rate.0, rate.1);
+        let arrival = arrivals.entry(rate).or_insert(None);
         model.arrival = *arrival;
         let expected = integers(&model.throttle(quantity, now));
         *arrival = model.arrival;
         let command = format!("CL.THROTTLE key {max_burst} {count} {period} {quantity}");
         assert_eq!(client.call(&command), expected, "{limits:?}, step {index} of {steps:?}");
     }
+}
+
+fn gcd(a: i64, b: i64) -> i64 {
+    if b == 0 { a } else { gcd(b, a % b) }
 }
 
 /// A key that no other call returns.
@@ -253,19 +260,29 @@ proptest! {
         compare(&service, &mut client, (max_burst, count, period), &steps);
     }
 
+    /// As long as `max_burst + 1` periods are at most 285 years, time is counted in microseconds.
+    #[test]
+    fn throttle_periods_of_up_to_a_year_have_the_replies_of_the_model(
+        max_burst in 0_i64..280,
+        count in 1_i64..100_000,
+        period in 1_i64..31_622_400,
+        steps in prop::collection::vec((0_u64..200_000_000, 0_i64..300), 1..30),
+    ) {
+        let service = TestService::start("{}");
+        let mut client = RespClient::connect(&service);
+        compare(&service, &mut client, (max_burst, count, period), &steps);
+    }
+
     #[test]
     fn throttle_mixed_limits_on_one_key_have_the_replies_of_the_models(
-        rates in prop::collection::vec((1_i64..2_000, 1_i64..4_000), 1..4),
+        rates in prop::collection::vec((1_i64..2_000, 1_i64..4_000, 1_i64..4), 1..4),
         bursts in prop::collection::vec(0_i64..50, 1..4),
-        steps in prop::collection::vec((0_usize..16, 0_u64..20_000, 0_i64..60), 1..40),
+        steps in prop::collection::vec((0_usize..32, 0_u64..20_000, 0_i64..60), 1..40),
     ) {
-        // Rates differ in their reduced form, so that each has one model.
-        let mut limits: Vec<(i64, i64, i64)> = Vec::new();
-        for (count, period) in rates {
-            if limits.iter().all(|(_, other, per)| other * period != count * per) {
-                limits.extend(bursts.iter().map(|burst| (*burst, count, period)));
-            }
-        }
-        compare_mixed(&limits, &steps);
+        let limits = rates.iter().flat_map(|&(count, period, factor)| {
+            let limit = move |&burst| [(burst, count, period), (burst, count * factor, period * factor)];
+            bursts.iter().flat_map(limit)
+        });
+        compare_mixed(&limits.collect::<Vec<_>>(), &steps);
     }
 }
