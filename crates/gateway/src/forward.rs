@@ -239,6 +239,9 @@ impl<'e, S: Store + 'static> Exchange<'e, S> {
                 shed.limit().record(latency, now.at);
             }
         }
+        if sent.as_ref().err().is_none_or(|failure| failure.may_have_arrived) {
+            request.mark_arrived();
+        }
         let outcome = end.outcome();
         if let Some(mut breaker) = breaker.into_inner() {
             // The result counts, but the server could not respond before it had the body.
@@ -284,14 +287,17 @@ impl<'e, S: Store + 'static> Exchange<'e, S> {
         &self,
         reservations: Reservations,
         response: &Result<Response<ResponseBody>, ServeError>,
+        request: &ForwardedRequest,
     ) {
         let limiter = &self.worker.limiter;
         match response {
             Ok(response) => {
                 limiter.settle(reservations, response.status().as_u16(), response.headers()).await;
             }
-            // No server received the request.
-            Err(ServeError::NoServer | ServeError::Unreachable | ServeError::Untrusted(_)) => {
+            // The error is that of the last attempt: an earlier one may have reached a server.
+            Err(ServeError::NoServer | ServeError::Unreachable | ServeError::Untrusted(_))
+                if !request.may_have_arrived() =>
+            {
                 limiter.release(reservations).await;
             }
             Err(_) => {}

@@ -125,7 +125,7 @@ impl<'e, S: Store + 'static> Exchange<'e, S> {
         let response = self.send(&mut outbound, attempts, &mut refund).await;
         // The refund of a request that was not sent includes its reservations.
         if !reservations.is_empty() && refund.is_none() {
-            Box::pin(self.settle(reservations, &response)).await;
+            Box::pin(self.settle(reservations, &response, &outbound.request)).await;
         }
         response
     }
