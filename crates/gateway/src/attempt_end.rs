@@ -67,6 +67,15 @@ impl AttemptFailure {
     }
 }
 
+/// What an attempt says about the server. A failure that the client `is_at_fault` for says nothing: the server has waited for
+/// the rest of the body, or obeyed a short deadline. A server that cannot be reached has failed, whatever the client does.
+pub(crate) fn outcome_of(end: CallEnd, is_at_fault: impl FnOnce() -> bool) -> CallOutcome {
+    match end.outcome() {
+        CallOutcome::Failure if end != CallEnd::ConnectError && is_at_fault() => CallOutcome::Neutral,
+        outcome => outcome,
+    }
+}
+
 /// What an attempt says about the latency of the server. A response that a client may cause on purpose says nothing, and a
 /// failure is often quicker than the work would have been: either would make the usual latency look high.
 pub(crate) fn latency_sample(end: CallEnd, elapsed: TimeSpan, timeout: TimeSpan) -> Option<TimeSpan> {
@@ -143,6 +152,18 @@ mod tests {
         }
         for end in [CallEnd::ConnectError, CallEnd::Reset, CallEnd::Cancelled] {
             assert_eq!(sample(end), None, "{end:?}");
+        }
+    }
+
+    #[test]
+    fn failure_that_the_client_is_at_fault_for_says_nothing_unless_no_connection_was_made() {
+        for end in [CallEnd::Timeout, CallEnd::Reset, CallEnd::Status(500), CallEnd::Status(504)] {
+            assert_eq!(outcome_of(end, || true), CallOutcome::Neutral, "{end:?}");
+            assert_eq!(outcome_of(end, || false), CallOutcome::Failure, "{end:?}");
+        }
+        assert_eq!(outcome_of(CallEnd::ConnectError, || true), CallOutcome::Failure);
+        for end in [CallEnd::Status(200), CallEnd::Status(404), CallEnd::Cancelled] {
+            assert_eq!(outcome_of(end, || true), end.outcome(), "{end:?}");
         }
     }
 

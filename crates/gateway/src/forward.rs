@@ -13,7 +13,7 @@ use tidegate_policy::FallbackPlan;
 use tidegate_store::Store;
 use tidegate_telemetry::AttemptResult;
 
-use crate::attempt_end::{AttemptFailure, latency_sample, status_cause};
+use crate::attempt_end::{AttemptFailure, latency_sample, outcome_of, status_cause};
 use crate::error::{OpenBreaker, ServeError};
 use crate::http::header_flags::HeaderFlags;
 use crate::http::hop_headers::{self, ConnInfo};
@@ -242,7 +242,9 @@ impl<'e, S: Store + 'static> Exchange<'e, S> {
         if sent.as_ref().err().is_none_or(|failure| failure.may_have_arrived) {
             request.mark_arrived();
         }
-        let outcome = end.outcome();
+        let is_at_fault =
+            || upload.is_incomplete_by_client() || bounds.is_due_to_deadline(end, bound, &running);
+        let outcome = outcome_of(end, is_at_fault);
         if let Some(mut breaker) = breaker.into_inner() {
             // The result counts, but the server could not respond before it had the body.
             if upload.has_awaited_client() {

@@ -407,6 +407,17 @@ impl UploadHandle {
         self.0.as_ref().is_some_and(|upload| upload.borrow().client_wait != ClientWait::Never)
     }
 
+    /// Whether the client is the reason that the server of the latest attempt has not got the whole body: it has not sent the
+    /// rest, or what it sent is invalid.
+    pub(crate) fn is_incomplete_by_client(&self) -> bool {
+        self.0.as_ref().is_some_and(|upload| {
+            let upload = upload.borrow();
+            let is_late =
+                upload.client_wait == ClientWait::Now && !matches!(upload.state, UploadState::Ended);
+            is_late || upload.failure.is_some()
+        })
+    }
+
     /// Why the upload failed, if it did.
     pub(crate) fn failure(&self) -> Option<UploadFailure> {
         self.0.as_ref().and_then(|upload| upload.borrow().failure)
