@@ -14,7 +14,8 @@
 //! generation changes with every transition, so that the result of a call counts only in the state that admitted it. While
 //! the breaker is closed and calls succeed, nothing is written unless a rate is configured.
 //!
-//! Laws: at most `probes` probes are in flight at any time, those of earlier half-open states included. A neutral outcome
+//! Laws: at most `probes` probes are in flight at any time, those of earlier half-open states included, and at most as many
+//! whose callers [delay](Breaker::delay) them. A neutral outcome
 //! changes no count, and neither does a client error, except that it ends a probe as a success. A success never opens the breaker, unless it was slow.
 
 mod config;
@@ -27,7 +28,7 @@ pub use config::{BreakerConfig, BreakerConfigError, SlowCalls};
 use self::state_word::{MICROS_PER_MILLI, StateWord};
 use super::atomic::{AtomicU32, AtomicU64, Ordering};
 use super::call_outcome::CallOutcome;
-use super::call_window::{CallCounts, CallRecord, CallWindow};
+use super::call_window::{CallCounts, CallRecord, CallWindow, WindowProgress};
 use crate::time::{TimeSpan, Timestamp};
 
 /// A circuit breaker, shared by all callers of one service.
@@ -37,6 +38,8 @@ pub struct Breaker {
     state: AtomicU64,
     /// Probes in flight, of whatever generation.
     probes: AtomicU32,
+    /// Probes in flight that their callers delay.
+    delayed: AtomicU32,
     /// Half-open states in a row that ended with a failed probe.
     failed_probes: AtomicU32,
     /// The calls of the window, if a rate is configured.
@@ -51,6 +54,18 @@ pub struct Breaker {
 pub struct CallTicket {
     generation: u64,
     is_probe: bool,
+    slot: ProbeSlot,
+}
+
+/// What a call occupies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum ProbeSlot {
+    /// Nothing: it is no probe, or has given its slot up.
+    None,
+    /// One of the slots for probes.
+    Prompt,
+    /// One of the slots for probes that their callers delay.
+    Delayed,
 }
 
 impl CallTicket {
@@ -143,6 +158,7 @@ impl Breaker {
             config,
             state: AtomicU64::new(0),
             probes: AtomicU32::new(0),
+            delayed: AtomicU32::new(0),
             failed_probes: AtomicU32::new(0),
             window: config.has_rate().then(|| CallWindow::new(config.window)),
             opened: AtomicU64::new(0),
@@ -166,7 +182,7 @@ impl Breaker {
         let word = StateWord::unpack(self.load());
         match word.state {
             BreakerState::Closed | BreakerState::ForcedClosed => {
-                Ok(CallTicket { generation: word.generation, is_probe: false })
+                Ok(CallTicket { generation: word.generation, is_probe: false, slot: ProbeSlot::None })
             }
             _ => self.try_probe(now()),
         }
@@ -178,7 +194,11 @@ impl Breaker {
             let word = StateWord::unpack(self.load());
             match word.state {
                 BreakerState::Closed | BreakerState::ForcedClosed => {
-                    return Ok(CallTicket { generation: word.generation, is_probe: false });
+                    return Ok(CallTicket {
+                        generation: word.generation,
+                        is_probe: false,
+                        slot: ProbeSlot::None,
+                    });
                 }
                 BreakerState::ForcedOpen => return Err(self.reject(None)),
                 BreakerState::Open if now < word.open_until() => {
@@ -187,7 +207,7 @@ impl Breaker {
                 BreakerState::Open | BreakerState::HalfOpen => {}
             }
             // The slot is taken before the state is confirmed, so that there are never more probes than slots.
-            if !self.take_probe_slot() {
+            if !self.take_slot(&self.probes) {
                 return Err(self.reject(None));
             }
             let (is_confirmed, generation) = if word.state == BreakerState::Open {
@@ -199,10 +219,35 @@ impl Breaker {
                 (is_same, word.generation)
             };
             if is_confirmed {
-                return Ok(CallTicket { generation, is_probe: true });
+                return Ok(CallTicket { generation, is_probe: true, slot: ProbeSlot::Prompt });
             }
-            self.release_probe_slot();
+            self.probes.fetch_sub(1, Ordering::AcqRel);
         }
+    }
+
+    /// The caller of a probe may delay it as it likes, for example by sending its request slowly. The probe leaves its slot to
+    /// another one, and takes one of as many for delayed probes. Returns whether there is one; if not, cancel the call.
+    pub fn delay(&self, ticket: &mut CallTicket) -> bool {
+        if ticket.slot != ProbeSlot::Prompt {
+            return true;
+        }
+        let has_slot = self.take_slot(&self.delayed);
+        if has_slot {
+            self.release_slot(ticket);
+            ticket.slot = ProbeSlot::Delayed;
+        }
+        has_slot
+    }
+
+    /// Gives up the slot of a probe, which may last. Its result still counts.
+    pub fn release_slot(&self, ticket: &mut CallTicket) {
+        let slots = match ticket.slot {
+            ProbeSlot::None => return,
+            ProbeSlot::Prompt => &self.probes,
+            ProbeSlot::Delayed => &self.delayed,
+        };
+        slots.fetch_sub(1, Ordering::AcqRel);
+        ticket.slot = ProbeSlot::None;
     }
 
     /// Records the result of a call. `timing` is called only if the result needs it. Returns the new state if it has changed.
@@ -251,11 +296,8 @@ impl Breaker {
     }
 
     /// Ends a call without a result.
-    #[expect(clippy::needless_pass_by_value, reason = "a ticket is used once")]
-    pub fn cancel(&self, ticket: CallTicket) {
-        if ticket.is_probe {
-            self.release_probe_slot();
-        }
+    pub fn cancel(&self, mut ticket: CallTicket) {
+        self.release_slot(&mut ticket);
     }
 
     fn record_call(&self, ticket: &CallTicket, call: CallRecord, timing: CallTiming) -> Option<BreakerState> {
@@ -376,6 +418,11 @@ impl Breaker {
         }
     }
 
+    /// The window that rates are computed from, if one is configured.
+    pub fn window(&self, now: Timestamp) -> Option<WindowProgress> {
+        self.window.as_ref().map(|window| window.progress(now))
+    }
+
     /// The state.
     pub fn state(&self) -> BreakerState {
         StateWord::unpack(self.load()).state
@@ -401,20 +448,16 @@ impl Breaker {
         self.state.compare_exchange(old.pack(), new.pack(), Ordering::AcqRel, Ordering::Relaxed).is_ok()
     }
 
-    fn take_probe_slot(&self) -> bool {
-        let mut taken = self.probes.load(Ordering::Relaxed);
+    fn take_slot(&self, slots: &AtomicU32) -> bool {
+        let mut taken = slots.load(Ordering::Relaxed);
         while taken < self.config.probes {
             let next = taken.saturating_add(1);
-            match self.probes.compare_exchange_weak(taken, next, Ordering::AcqRel, Ordering::Relaxed) {
+            match slots.compare_exchange_weak(taken, next, Ordering::AcqRel, Ordering::Relaxed) {
                 Ok(_) => return true,
                 Err(actual) => taken = actual,
             }
         }
         false
-    }
-
-    fn release_probe_slot(&self) {
-        self.probes.fetch_sub(1, Ordering::AcqRel);
     }
 }
 
