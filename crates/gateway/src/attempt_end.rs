@@ -126,12 +126,19 @@ fn connect_error(error: &io::Error) -> ServeError {
 /// reports.
 fn exchange_error(error: &SendError, upload: Option<UploadFailure>) -> ServeError {
     match (upload, error) {
-        (Some(UploadFailure::Malformed), _) => ServeError::BadBody,
-        (Some(UploadFailure::TooLarge), _) => ServeError::TooLarge,
-        (Some(UploadFailure::TooSlow), _) => ServeError::SlowBody,
+        (Some(failure), _) => upload_error(failure),
         (None, SendError::NoSlot) => ServeError::BulkheadFull,
         (None, SendError::Host) => ServeError::Framing("invalid Host header"),
         (None, _) => ServeError::BadUpstreamResponse,
+    }
+}
+
+/// Maps a failed upload.
+pub(crate) fn upload_error(failure: UploadFailure) -> ServeError {
+    match failure {
+        UploadFailure::Malformed => ServeError::BadBody,
+        UploadFailure::TooLarge => ServeError::TooLarge,
+        UploadFailure::TooSlow => ServeError::SlowBody,
     }
 }
 

@@ -8,7 +8,7 @@ use std::cell::RefCell;
 use std::pin::Pin;
 use std::rc::Rc;
 use std::sync::Arc;
-use std::task::{Context, Poll, Waker};
+use std::task::{Context, Poll, Waker, ready};
 
 use bytes::{Bytes, BytesMut};
 use http::HeaderMap;
@@ -240,6 +240,20 @@ impl Upload {
         Poll::Ready(Some(Ok(frame)))
     }
 
+    /// Reads frames into the recording until it has `max_bytes` or the body has ended.
+    fn poll_fill(&mut self, cx: &mut Context<'_>, max_bytes: u64) -> Poll<Result<(), UploadFailure>> {
+        loop {
+            let is_full =
+                self.recording.as_ref().is_none_or(|recording| recording.bytes.len() as u64 >= max_bytes);
+            if is_full || matches!(self.state, UploadState::Ended) {
+                return Poll::Ready(Ok(()));
+            }
+            if let Some(Err(_)) = ready!(self.poll_frame(cx)) {
+                return Poll::Ready(Err(self.failure.unwrap_or(UploadFailure::Malformed)));
+            }
+        }
+    }
+
     fn record_progress(&mut self) {
         self.has_progress = true;
         self.is_read = true;
@@ -345,6 +359,25 @@ impl UploadHandle {
             let recording = Recording { bytes, trailers: None, max_bytes, is_body_dropped: false };
             upload.recording = Some(Box::new(recording));
         }
+    }
+
+    /// Receives the body before it is sent, up to about `max_bytes` of it.
+    pub(crate) async fn fill(&self, max_bytes: u64) -> Result<(), UploadFailure> {
+        let Some(upload) = &self.0 else { return Ok(()) };
+        if upload.borrow().is_read {
+            return Ok(());
+        }
+        self.record(u64::MAX);
+        let filled = std::future::poll_fn(|cx| upload.borrow_mut().poll_fill(cx, max_bytes)).await;
+        if let Some(recording) = &mut upload.borrow_mut().recording {
+            recording.max_bytes = max_bytes;
+        }
+        filled
+    }
+
+    /// Whether the whole body has arrived.
+    pub(crate) fn is_complete(&self) -> bool {
+        self.0.as_ref().is_none_or(|upload| matches!(upload.borrow().state, UploadState::Ended))
     }
 
     /// Ends the recording: the body will not be sent again.

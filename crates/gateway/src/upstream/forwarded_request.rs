@@ -28,8 +28,6 @@ pub(crate) struct ForwardedRequest {
     spare: Option<Box<Parts>>,
     /// How often it was sent again.
     resends: u32,
-    /// A server may have received it.
-    may_have_arrived: bool,
 }
 
 impl ForwardedRequest {
@@ -55,7 +53,6 @@ impl ForwardedRequest {
             is_repeatable: false,
             spare: None,
             resends: 0,
-            may_have_arrived: false,
         }
     }
 
@@ -97,15 +94,6 @@ impl ForwardedRequest {
     pub(super) fn count_resend(&mut self) -> bool {
         self.resends += 1;
         self.resends <= MAX_RESENDS
-    }
-
-    /// A server may have received the request, whatever happens to later attempts.
-    pub(crate) fn mark_arrived(&mut self) {
-        self.may_have_arrived = true;
-    }
-
-    pub(crate) fn may_have_arrived(&self) -> bool {
-        self.may_have_arrived
     }
 
     /// The headers, while they are here.
