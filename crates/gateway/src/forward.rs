@@ -57,9 +57,7 @@ pub(crate) struct AttemptContext<'u> {
     pub(crate) upstream: &'u UpstreamGroup,
     pub(crate) caller: Caller,
     pub(crate) permits: ExchangePermits,
-    /// When its limits let it pass.
-    pub(crate) at: Timestamp,
-    /// Whether it may have waited since then.
+    /// Whether it may have waited since its limits let it pass.
     pub(crate) may_have_waited: bool,
 }
 
@@ -109,11 +107,11 @@ impl<'e, S: Store + 'static> Exchange<'e, S> {
                 // Boxed because its state would otherwise be part of every request.
                 Box::pin(async {
                     let fallback = fallback.ok_or(ServeError::NoServer)?;
-                    let AttemptContext { caller, permits, at, .. } = context;
-                    let permits = self.admit_fallback(fallback, permits, at).await?;
+                    let AttemptContext { caller, permits, .. } = context;
+                    let permits = self.admit_fallback(fallback, permits, caller.at).await?;
                     let caller = Caller { key: caller.key.or_random(), ..caller };
                     let upstream = fallback;
-                    let context = AttemptContext { upstream, caller, permits, at, may_have_waited: true };
+                    let context = AttemptContext { upstream, caller, permits, may_have_waited: true };
                     self.send_to(outbound, &context, refund).await
                 })
                 .await
@@ -129,9 +127,9 @@ impl<'e, S: Store + 'static> Exchange<'e, S> {
         context: &AttemptContext<'_>,
         refund: &mut Option<RefundGuard<S>>,
     ) -> Result<Response<ResponseBody>, ServeError> {
-        let AttemptContext { upstream, caller, permits, at, may_have_waited } = context;
+        let AttemptContext { upstream, caller, permits, may_have_waited } = context;
         let resilience = &upstream.resilience;
-        let bounds = self.time_bounds(upstream, *at);
+        let bounds = self.time_bounds(upstream, caller.at);
         let mut selected = upstream.select(*caller, &[]).map_err(|error| select_error(upstream, error))?;
         let has_body = selected.can_start(request.upload());
         if !has_body {
@@ -141,7 +139,7 @@ impl<'e, S: Store + 'static> Exchange<'e, S> {
         let mut bound = if *may_have_waited || !has_body { bounds.next() } else { bounds.first() }?;
         // All workers share the budget: without retries it is not written.
         if resilience.plan.retry.attempts > 1 {
-            resilience.budget.budget().record_request(*at);
+            resilience.budget.budget().record_request(caller.at);
         }
         if upgrade.is_none() {
             request.prepare_retries(&resilience.plan.retry);
@@ -288,7 +286,7 @@ impl<'e, S: Store + 'static> Exchange<'e, S> {
     /// Records what an attempt says about its server. A request that has failed before counts once: its failures have one cause.
     fn record_outcome(
         &self,
-        AttemptContext { upstream, caller, at, .. }: &AttemptContext<'_>,
+        AttemptContext { upstream, caller, .. }: &AttemptContext<'_>,
         (index, tried): (usize, &[usize]),
         breaker: Option<AttemptPermit<'_>>,
         (end, outcome): (CallEnd, CallOutcome),
@@ -296,7 +294,7 @@ impl<'e, S: Store + 'static> Exchange<'e, S> {
         let worker = self.worker;
         let Some(server) = upstream.servers.get(index) else { return };
         let counts_fully = end == CallEnd::ConnectError;
-        let evidence = Evidence { client: caller.client, at: *at, counts_fully };
+        let evidence = Evidence { client: caller.client, at: caller.at, counts_fully };
         let once = |has_failed: bool| {
             let is_repeated = outcome == CallOutcome::Failure && has_failed && !counts_fully;
             if is_repeated { CallOutcome::Neutral } else { outcome }

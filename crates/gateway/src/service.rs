@@ -117,7 +117,7 @@ impl<'e, S: Store + 'static> Exchange<'e, S> {
         let AdmittedRequest { sticky_key, permits, mut reservations, mut refund, at } = admitted;
         let permits = self.admit((route, upstream), permits, (headers, is_trusted), at).await?;
         let addresses = snapshot.plan().identities.addresses();
-        let client = upstream.client(|| ClientId::new(addresses, headers, peer));
+        let client = ClientId::new(addresses, headers, peer);
         let meter = self.worker.limiter.body_meter(&mut reservations);
         let meter = meter.map(|meter| Box::new(meter) as Box<dyn ByteMeter>);
         let is_normalized = matches!(path, Cow::Owned(_));
@@ -126,8 +126,8 @@ impl<'e, S: Store + 'static> Exchange<'e, S> {
         }
         let mut outbound = self.prepare(request, (route, is_trusted), meter);
         let may_have_waited = route.bulkhead.is_some() || upstream.resilience.bulkhead.is_some();
-        let caller = Caller { key: sticky_key, client };
-        let attempts = AttemptContext { upstream, caller, permits, at, may_have_waited };
+        let caller = Caller { key: sticky_key, client, at };
+        let attempts = AttemptContext { upstream, caller, permits, may_have_waited };
         let response = self.send(&mut outbound, attempts, &mut refund).await;
         // The refund of a request that was not sent includes its reservations.
         if !reservations.is_empty() && refund.is_none() {

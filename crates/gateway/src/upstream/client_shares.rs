@@ -1,7 +1,7 @@
 //! How much one client may contribute to what all clients of an upstream share.
 //!
 //! Law: while requests of other clients to a server succeed, the failures of one client count for at most half of a threshold
-//! of its breaker and of its ejection. Otherwise a client could take a server from all others by requests that the server
+//! of its breaker, of its ejection and of the retry budget. Otherwise a client could take a server from all others by requests that the server
 //! refuses on purpose, for example by closing the connection. A failed connect counts fully, and so do the failures of a
 //! client that is alone: nobody else shows that the server works.
 //!
@@ -22,6 +22,9 @@ const MEMORY: TimeSpan = TimeSpan::from_secs(5);
 const MAX_CLIENTS: usize = 16;
 /// The steps of a window that may still have failures in it, the current one included.
 const STEPS: usize = WindowProgress::STEPS as usize + 1;
+
+/// The window of a retry budget, ten seconds, in steps.
+const BUDGET_STEP: TimeSpan = TimeSpan::from_millis(10_000 / WindowProgress::STEPS as u64);
 
 /// The address of a client: IPv4 in full, IPv6 by its network, of at most 64 bits.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -120,6 +123,11 @@ pub(super) struct WindowThreshold {
 }
 
 impl WindowThreshold {
+    /// The threshold for retries, of which `left` are left of those of ten seconds: a client that has used as many is at half.
+    pub(super) fn of_budget(left: u64, now: Timestamp) -> Self {
+        Self { failures: left.saturating_mul(2), step: now.as_micros() / BUDGET_STEP.as_micros() }
+    }
+
     /// The threshold for the calls in the window; it only grows with another one.
     pub(super) fn new(progress: WindowProgress, rate: Ratio, min_calls: u32) -> Self {
         let calls = progress.calls.max(u64::from(min_calls));

@@ -12,6 +12,7 @@ use tidegate_core::BackoffDelays;
 use tidegate_policy::{RetryCauses, RetryPlan};
 use tidegate_tower::retry::RetryPermit;
 
+use super::client_shares::{Thresholds, WindowThreshold};
 use super::select::{Caller, SelectError, SelectedServer, TriedServers};
 use super::server::UpstreamGroup;
 
@@ -99,7 +100,7 @@ impl<'u> RetryState<'u> {
         if self.attempts >= plan.attempts {
             return None;
         }
-        let permit = self.upstream.resilience.budget.try_withdraw()?;
+        let permit = self.withdraw()?;
         let (selected, is_other) = self.select(cause)?;
         self.attempts += 1;
         let wait = self.wait(plan, cause, is_other);
@@ -110,6 +111,19 @@ impl<'u> RetryState<'u> {
             None
         };
         Some(NextAttempt { selected, wait, permit: Some(permit) })
+    }
+
+    /// A permit of the budget. While requests of others succeed, one client uses at most half of it, rounded up: it gets one more
+    /// only while more are left than it has used.
+    fn withdraw(&self) -> Option<RetryPermit> {
+        let (resilience, Caller { client, at, .. }) = (&self.upstream.resilience, self.caller);
+        let left = WindowThreshold::of_budget(resilience.budget.remaining(), self.upstream.clock.now());
+        let thresholds = Thresholds { in_a_row: None, window: Some(left) };
+        let has_others = self.upstream.has_others(client, at);
+        if !resilience.retry_shares.count(client, thresholds, has_others) {
+            return None;
+        }
+        resilience.budget.try_withdraw()
     }
 
     /// Waits as long as the next attempt has to. Returns its server, if there is one then, and its permit.
@@ -169,7 +183,8 @@ mod tests {
     use super::*;
 
     fn caller(group: &UpstreamGroup) -> Caller {
-        Caller { key: group.sticky_key(|| b"client"), client: ClientId::default() }
+        let (key, client) = (group.sticky_key(|| b"client"), ClientId::default());
+        Caller { key, client, at: group.clock.now() }
     }
 
     #[test]

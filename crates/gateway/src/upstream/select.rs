@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use smallvec::SmallVec;
-use tidegate_core::TimeSpan;
+use tidegate_core::{TimeSpan, Timestamp};
 use tidegate_tower::bulkhead::BulkheadPermit;
 
 use super::balance::StickyKey;
@@ -20,6 +20,8 @@ pub(crate) type TriedServers = SmallVec<[usize; 4]>;
 pub(crate) struct Caller {
     pub(crate) key: StickyKey,
     pub(crate) client: ClientId,
+    /// When its limits let it pass.
+    pub(crate) at: Timestamp,
 }
 
 /// A server for one attempt.
@@ -68,7 +70,7 @@ pub(crate) enum SelectError {
 impl UpstreamGroup {
     /// A server for the first attempt, or for another one if there are `tried` servers.
     pub(crate) fn select(&self, caller: Caller, tried: &[usize]) -> Result<SelectedServer<'_>, SelectError> {
-        let Caller { key, client } = caller;
+        let Caller { key, client, .. } = caller;
         let choose = |excluded: &[usize]| {
             if tried.is_empty() { self.choose(key, excluded) } else { self.choose_again(key, excluded) }
         };

@@ -13,7 +13,6 @@ use tidegate_telemetry::UpstreamCounts;
 use tidegate_tower::bulkhead::BulkheadPermit;
 
 use super::balance::HashRing;
-use super::breakers::BreakerSet;
 use super::client_shares::{ClientId, Evidence, FailureShares, RecentSuccesses, Thresholds};
 use super::ejection::EjectionState;
 use super::resilience::{ResilienceError, ResilienceState};
@@ -116,18 +115,18 @@ impl UpstreamGroup {
         self.eject(server)
     }
 
-    /// The client of a request. `client` is called only if its failures can do harm to others.
-    pub(crate) fn client(&self, client: impl FnOnce() -> ClientId) -> ClientId {
-        let can_eject = self.resilience.plan.eject.is_some() && self.servers.len() > 1;
-        let is_needed = can_eject || !matches!(self.resilience.breakers, BreakerSet::Off);
-        if is_needed { client() } else { ClientId::default() }
-    }
-
     /// Whether requests of other clients succeed at the server, or at any if one breaker covers all of them.
     pub(crate) fn serves_others(&self, index: usize, evidence: Evidence) -> bool {
-        let is_shared = self.resilience.breakers.shared().is_some();
-        let mut servers = self.servers.iter().enumerate().filter(|(other, _)| is_shared || *other == index);
-        servers.any(|(_, server)| server.successes.has_other(evidence.client, evidence.at))
+        let Evidence { client, at, .. } = evidence;
+        if self.resilience.breakers.shared().is_some() {
+            return self.has_others(client, at);
+        }
+        self.servers.get(index).is_some_and(|server| server.successes.has_other(client, at))
+    }
+
+    /// Whether requests of other clients succeed at any server.
+    pub(super) fn has_others(&self, client: ClientId, at: Timestamp) -> bool {
+        self.servers.iter().any(|server| server.successes.has_other(client, at))
     }
 
     /// Ejects a server, unless too many are ejected already.

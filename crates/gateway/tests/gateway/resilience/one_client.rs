@@ -107,3 +107,16 @@ async fn request_and_its_retry_count_once() {
         assert!(counts.iter().all(|count| *count == 1), "{scope}: {counts:?}");
     }
 }
+
+#[tokio::test]
+async fn client_whose_requests_fail_leaves_half_of_the_retries_to_others() {
+    let server = refusing().await;
+    let gateway = at(&manual_clock(), &policy(&[server.url()], "eject: off", LIMIT));
+    assert_eq!(gateway.send_raw(GET).await.status, 200);
+    for _ in 0..30 {
+        fail(&gateway, CLIENT, REFUSED).await;
+    }
+    let upstream = gateway.upstream();
+    // Half of the budget, rounded up.
+    assert!(upstream.retries > 0 && upstream.retries <= upstream.retry_budget_left + 1, "{upstream:?}");
+}
