@@ -129,12 +129,12 @@ impl<'e, S: Store + 'static> Exchange<'e, S> {
     ) -> Result<Response<ResponseBody>, ServeError> {
         let AttemptContext { upstream, caller, permits, may_have_waited } = context;
         let resilience = &upstream.resilience;
-        let bounds = self.time_bounds(upstream, caller.at);
+        let mut bounds = self.time_bounds(upstream, caller.at);
         let mut selected = upstream.select(*caller, &[]).map_err(|error| select_error(upstream, error))?;
         let has_body = selected.can_start(request.upload());
         if !has_body {
             // Boxed because its state would otherwise be part of every request.
-            selected = Box::pin(self.select_with_body(context, selected, request, &bounds)).await?;
+            selected = Box::pin(self.select_with_body(context, selected, request, &mut bounds)).await?;
         }
         let mut bound = if *may_have_waited || !has_body { bounds.next() } else { bounds.first() }?;
         // All workers share the budget: without retries it is not written.
@@ -198,7 +198,7 @@ impl<'e, S: Store + 'static> Exchange<'e, S> {
         AttemptContext { upstream, caller, .. }: &AttemptContext<'u>,
         probed: SelectedServer<'u>,
         request: &ForwardedRequest,
-        bounds: &TimeBounds<'_>,
+        bounds: &mut TimeBounds<'_>,
     ) -> Result<SelectedServer<'u>, ServeError> {
         // Meanwhile others may probe.
         probed.cancel();
@@ -208,6 +208,8 @@ impl<'e, S: Store + 'static> Exchange<'e, S> {
             Err(error @ ServeError::DeadlineExceeded) => error,
             _ => upload_error(failure),
         })?;
+        // The time of the server begins when it can have the body.
+        bounds.started = bounds.clock.now();
         let selected = upstream.select(*caller, &[]).map_err(|error| select_error(upstream, error))?;
         selected.started(upload).ok_or_else(|| select_error(upstream, SelectError::BreakerOpen(None)))
     }

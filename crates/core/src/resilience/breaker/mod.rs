@@ -142,7 +142,7 @@ pub struct BreakerStatus {
     pub open_for: TimeSpan,
     /// Failures in a row, while the breaker is closed.
     pub consecutive_failures: u32,
-    /// Probes in flight.
+    /// Probes in flight, without those that their callers delay.
     pub probes: u32,
     /// How often the breaker has opened.
     pub opened: u64,

@@ -25,7 +25,7 @@ struct Recovered {
 }
 
 impl Recovered {
-    async fn start(timeouts: &str) -> Self {
+    async fn start(more: &str) -> Self {
         let fails = Arc::new(AtomicBool::new(true));
         let shared = Arc::clone(&fails);
         let server = RecordingServer::replying(move |request| match request.target.as_str() {
@@ -35,7 +35,7 @@ impl Recovered {
         })
         .await;
         let clock = manual_clock();
-        let settings = format!("breaker: {{ failures: 1, open_for: 30s }}, {timeouts}, eject: off");
+        let settings = format!("eject: off, breaker: {{ failures: 1, open_for: 30s }}, {more}");
         let text = policy(&[server.url()], &settings, LIMITS);
         let gateway = TestGateway::start_at(Arc::clone(&clock) as Arc<dyn Clock>, &text);
         assert_eq!(gateway.send_raw(GET).await.status, 500);
@@ -78,6 +78,37 @@ async fn uploads_of_any_size_close_the_breaker() {
         assert_eq!(recovered.breaker().state, BreakerState::Closed, "{length}");
         assert_eq!(recovered.server.last().body.len(), length);
     }
+}
+
+#[tokio::test]
+async fn time_in_which_a_client_sends_the_body_of_a_probe_does_not_count() {
+    let recovered = Recovered::start("timeouts: { request: 10s, total: 10s }").await;
+    let mut client = recovered.gateway.client().await;
+    client.send(b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 2\r\n\r\na").await;
+    eventually("it is admitted", || recovered.gateway.permits_in_use() == 1).await;
+    recovered.clock.advance(TimeSpan::from_secs(11));
+    client.send(b"b").await;
+    assert_eq!(client.response().await.map(|response| response.status), Some(200));
+    assert_eq!(recovered.breaker().state, BreakerState::Closed);
+}
+
+#[tokio::test]
+async fn body_that_was_received_for_a_probe_of_another_request_reaches_the_fallback() {
+    let spare = RecordingServer::start().await;
+    let fallback = format!(
+        "timeouts: {{ request: 60s }}, fallback: {{ upstream: spare }} }}, spare: {{ servers: [{}]",
+        spare.url()
+    );
+    let recovered = Recovered::start(&fallback).await;
+    let mut client = recovered.gateway.client().await;
+    client.send(b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 6\r\n\r\nabc").await;
+    eventually("it is admitted", || recovered.gateway.permits_in_use() == 1).await;
+    let mut other = recovered.gateway.client_from(ATTACKER).await;
+    other.send(HANGING).await;
+    eventually("another request is the probe", || recovered.breaker().probes == 1).await;
+    client.send(b"def").await;
+    assert_eq!(client.response().await.map(|response| response.status), Some(200));
+    assert_eq!((spare.count(), spare.last().body), (1, b"abcdef".to_vec()));
 }
 
 #[tokio::test]
