@@ -88,7 +88,7 @@ pub use resilience::breaker::{
     CallTiming, SlowCalls,
 };
 pub use resilience::call_outcome::{CallEnd, CallOutcome};
-pub use resilience::call_window::WindowLength;
+pub use resilience::call_window::{WindowLength, WindowProgress};
 pub use resilience::ratio::Ratio;
 pub use resilience::retry_budget::{RetryBudget, RetryGrant};
 pub use sliding_counter::{SlidingCounter, TwoWindows};

@@ -22,6 +22,8 @@ pub(crate) struct AttemptFailure {
     pub(crate) end: CallEnd,
     /// Why it may be repeated; `None` if it may not.
     pub(crate) cause: Option<RetryCause>,
+    /// The server may have received the request.
+    pub(crate) may_have_arrived: bool,
     pub(crate) error: ServeError,
 }
 
@@ -32,7 +34,8 @@ impl AttemptFailure {
             return Self::neutral(ServeError::DeadlineExceeded);
         }
         let (result, end) = (AttemptResult::TimedOut, CallEnd::Timeout);
-        Self { result, end, cause: Some(RetryCause::Timeout), error: ServeError::UpstreamTimeout }
+        let (cause, error) = (Some(RetryCause::Timeout), ServeError::UpstreamTimeout);
+        Self { result, end, cause, may_have_arrived: true, error }
     }
 
     /// A failed exchange. `upload` is why the request body failed, if it did.
@@ -40,23 +43,36 @@ impl AttemptFailure {
         if let (SendError::Connect(source), None) = (error, upload) {
             let end = if is_local(source) { CallEnd::Cancelled } else { CallEnd::ConnectError };
             let (result, cause) = (AttemptResult::Unreachable, Some(RetryCause::Connect));
-            return Self { result, end, cause, error: connect_error(source) };
+            return Self { result, end, cause, may_have_arrived: false, error: connect_error(source) };
         }
-        if matches!(error, SendError::NotRepeatable) {
-            return Self::neutral(ServeError::BadUpstreamResponse);
-        }
-        match exchange_error(error, upload) {
-            error_of @ ServeError::BadUpstreamResponse => {
+        let is_unsent = matches!(
+            error,
+            SendError::Connect(_) | SendError::Host | SendError::NoSlot | SendError::NotRepeatable
+        );
+        let failure = match exchange_error(error, upload) {
+            error_of @ ServeError::BadUpstreamResponse if !matches!(error, SendError::NotRepeatable) => {
                 let cause = matches!(error, SendError::NoResponse).then_some(RetryCause::Reset);
-                Self { result: AttemptResult::Broken, end: CallEnd::Reset, cause, error: error_of }
+                let (result, end) = (AttemptResult::Broken, CallEnd::Reset);
+                Self { result, end, cause, may_have_arrived: true, error: error_of }
             }
             error => Self::neutral(error),
-        }
+        };
+        Self { may_have_arrived: !is_unsent, ..failure }
     }
 
     /// The client or the gateway has ended it, which says nothing about the server.
     fn neutral(error: ServeError) -> Self {
-        Self { result: AttemptResult::Abandoned, end: CallEnd::Cancelled, cause: None, error }
+        let (result, end) = (AttemptResult::Abandoned, CallEnd::Cancelled);
+        Self { result, end, cause: None, may_have_arrived: true, error }
+    }
+}
+
+/// What an attempt says about the server. A failure that the client `is_at_fault` for says nothing: the server has waited for
+/// the rest of the body, or obeyed a short deadline. A server that cannot be reached has failed, whatever the client does.
+pub(crate) fn outcome_of(end: CallEnd, is_at_fault: impl FnOnce() -> bool) -> CallOutcome {
+    match end.outcome() {
+        CallOutcome::Failure if end != CallEnd::ConnectError && is_at_fault() => CallOutcome::Neutral,
+        outcome => outcome,
     }
 }
 
@@ -110,12 +126,19 @@ fn connect_error(error: &io::Error) -> ServeError {
 /// reports.
 fn exchange_error(error: &SendError, upload: Option<UploadFailure>) -> ServeError {
     match (upload, error) {
-        (Some(UploadFailure::Malformed), _) => ServeError::BadBody,
-        (Some(UploadFailure::TooLarge), _) => ServeError::TooLarge,
-        (Some(UploadFailure::TooSlow), _) => ServeError::SlowBody,
+        (Some(failure), _) => upload_error(failure),
         (None, SendError::NoSlot) => ServeError::BulkheadFull,
         (None, SendError::Host) => ServeError::Framing("invalid Host header"),
         (None, _) => ServeError::BadUpstreamResponse,
+    }
+}
+
+/// Maps a failed upload.
+pub(crate) fn upload_error(failure: UploadFailure) -> ServeError {
+    match failure {
+        UploadFailure::Malformed => ServeError::BadBody,
+        UploadFailure::TooLarge => ServeError::TooLarge,
+        UploadFailure::TooSlow => ServeError::SlowBody,
     }
 }
 
@@ -139,6 +162,18 @@ mod tests {
         }
     }
 
+    #[test]
+    fn failure_that_the_client_is_at_fault_for_says_nothing_unless_no_connection_was_made() {
+        for end in [CallEnd::Timeout, CallEnd::Reset, CallEnd::Status(500), CallEnd::Status(504)] {
+            assert_eq!(outcome_of(end, || true), CallOutcome::Neutral, "{end:?}");
+            assert_eq!(outcome_of(end, || false), CallOutcome::Failure, "{end:?}");
+        }
+        assert_eq!(outcome_of(CallEnd::ConnectError, || true), CallOutcome::Failure);
+        for end in [CallEnd::Status(200), CallEnd::Status(404), CallEnd::Cancelled] {
+            assert_eq!(outcome_of(end, || true), end.outcome(), "{end:?}");
+        }
+    }
+
     fn connect(error: impl Into<io::Error>) -> SendError {
         SendError::Connect(error.into())
     }
@@ -159,6 +194,23 @@ mod tests {
         }
         assert_eq!(AttemptFailure::timeout(false).end.outcome(), CallOutcome::Failure);
         assert_eq!(AttemptFailure::timeout(true).end.outcome(), CallOutcome::Neutral);
+    }
+
+    #[test]
+    fn request_may_have_arrived_unless_nothing_was_sent() {
+        let may_have_arrived = |error, upload| AttemptFailure::new(&error, upload).may_have_arrived;
+        for error in [SendError::NoResponse, SendError::Framing] {
+            assert!(may_have_arrived(error, None));
+        }
+        let unsent =
+            [connect(io::ErrorKind::TimedOut), SendError::Host, SendError::NoSlot, SendError::NotRepeatable];
+        for error in unsent {
+            assert!(!may_have_arrived(error, None));
+        }
+        assert!(may_have_arrived(SendError::NoResponse, Some(UploadFailure::TooSlow)));
+        assert!(
+            AttemptFailure::timeout(false).may_have_arrived && AttemptFailure::timeout(true).may_have_arrived
+        );
     }
 
     #[test]

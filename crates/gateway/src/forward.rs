@@ -1,32 +1,35 @@
 //! Sends a request to a server of its upstream and builds the response.
 
-use std::cell::Cell;
+use std::cell::RefCell;
 use std::pin::pin;
 use std::rc::Rc;
 
 use http::request::Parts;
 use http::{Response, StatusCode, Version};
 use hyper::upgrade::OnUpgrade;
-use tidegate_core::{BreakerState, CallEnd, TimeSpan, Timestamp};
+use tidegate_core::{BreakerState, CallEnd, CallOutcome, TimeSpan, Timestamp};
 use tidegate_limiter::{RefundGuard, Reservations};
 use tidegate_policy::FallbackPlan;
 use tidegate_store::Store;
 use tidegate_telemetry::AttemptResult;
 
-use crate::attempt_end::{AttemptFailure, latency_sample, status_cause};
+use crate::attempt_end::{AttemptFailure, latency_sample, outcome_of, status_cause, upload_error};
 use crate::error::{OpenBreaker, ServeError};
 use crate::http::header_flags::HeaderFlags;
 use crate::http::hop_headers::{self, ConnInfo};
-use crate::http::request_body::UploadHandle;
+use crate::http::request_body::{UploadFailure, UploadHandle};
 use crate::http::response_body::{ForwardedBody, ResponseBody, UpstreamBody};
 use crate::http::upgrade;
 use crate::service::Exchange;
 use crate::time_bounds::{AttemptBound, RunningBound, TimeBounds};
 use crate::upstream::{
-    ExchangePermits, ForwardedRequest, NextAttempt, PooledConn, RetryState, SelectError, SelectedServer,
-    Server, StickyKey, UpstreamGroup,
+    AttemptPermit, Caller, Evidence, ExchangePermits, ForwardedRequest, PooledConn, RetryState, SelectError,
+    SelectedServer, Server, UpstreamGroup,
 };
 use crate::worker::Worker;
+
+/// The largest body that is received as a whole before its request probes a server.
+const MAX_PROBE_BODY: u64 = 64 << 10;
 
 /// A request to a server, and the upgrade that it asks for.
 pub(crate) struct OutboundRequest {
@@ -52,12 +55,19 @@ impl PendingUpgrade {
 #[derive(Clone, Debug)]
 pub(crate) struct AttemptContext<'u> {
     pub(crate) upstream: &'u UpstreamGroup,
-    pub(crate) sticky_key: StickyKey,
+    pub(crate) caller: Caller,
     pub(crate) permits: ExchangePermits,
-    /// When its limits let it pass.
-    pub(crate) at: Timestamp,
-    /// Whether it may have waited since then.
+    /// Whether it may have waited since its limits let it pass.
     pub(crate) may_have_waited: bool,
+}
+
+/// How one attempt is made.
+#[derive(Clone, Copy, Debug)]
+struct AttemptSetup<'a> {
+    bounds: &'a TimeBounds<'a>,
+    bound: AttemptBound,
+    /// The servers at which earlier attempts have failed.
+    tried: &'a [usize],
 }
 
 /// The response to an attempt, and its connection.
@@ -97,11 +107,11 @@ impl<'e, S: Store + 'static> Exchange<'e, S> {
                 // Boxed because its state would otherwise be part of every request.
                 Box::pin(async {
                     let fallback = fallback.ok_or(ServeError::NoServer)?;
-                    let AttemptContext { sticky_key, permits, at, .. } = context;
-                    let permits = self.admit_fallback(fallback, permits, at).await?;
-                    let sticky_key = sticky_key.or_random();
+                    let AttemptContext { caller, permits, .. } = context;
+                    let permits = self.admit_fallback(fallback, permits, caller.at).await?;
+                    let caller = Caller { key: caller.key.or_random(), ..caller };
                     let upstream = fallback;
-                    let context = AttemptContext { upstream, sticky_key, permits, at, may_have_waited: true };
+                    let context = AttemptContext { upstream, caller, permits, may_have_waited: true };
                     self.send_to(outbound, &context, refund).await
                 })
                 .await
@@ -117,21 +127,25 @@ impl<'e, S: Store + 'static> Exchange<'e, S> {
         context: &AttemptContext<'_>,
         refund: &mut Option<RefundGuard<S>>,
     ) -> Result<Response<ResponseBody>, ServeError> {
-        let AttemptContext { upstream, sticky_key, permits, at, may_have_waited } = context;
+        let AttemptContext { upstream, caller, permits, may_have_waited } = context;
         let resilience = &upstream.resilience;
-        let bounds = self.time_bounds(upstream, *at);
-        let mut selected =
-            upstream.select(*sticky_key, &[]).map_err(|error| select_error(upstream, error))?;
-        let mut bound = if *may_have_waited { bounds.next() } else { bounds.first() }?;
+        let mut bounds = self.time_bounds(upstream, caller.at);
+        let mut selected = upstream.select(*caller, &[]).map_err(|error| select_error(upstream, error))?;
+        let has_body = selected.can_start(request.upload());
+        if !has_body {
+            // Boxed because its state would otherwise be part of every request.
+            selected = Box::pin(self.select_with_body(context, selected, request, &mut bounds)).await?;
+        }
+        let mut bound = if *may_have_waited || !has_body { bounds.next() } else { bounds.first() }?;
         // All workers share the budget: without retries it is not written.
         if resilience.plan.retry.attempts > 1 {
-            resilience.budget.budget().record_request(*at);
+            resilience.budget.budget().record_request(caller.at);
         }
         if upgrade.is_none() {
             request.prepare_retries(&resilience.plan.retry);
         }
         let recording = UploadRecording(request.upload().clone());
-        let mut retry = RetryState::new(upstream, *sticky_key);
+        let mut retry = RetryState::new(upstream, *caller);
         loop {
             let index = selected.index;
             if resilience.connections.is_some() {
@@ -142,7 +156,9 @@ impl<'e, S: Store + 'static> Exchange<'e, S> {
             if let Some(refund) = refund.take() {
                 refund.keep();
             }
-            let (cause, end) = match self.attempt(request, context, selected, (&bounds, bound)).await {
+            let attempt = AttemptSetup { bounds: &bounds, bound, tried: retry.tried() };
+            let attempted = self.attempt(request, context, selected, attempt).await;
+            let (cause, end) = match attempted {
                 Ok(answer) => match status_cause(&answer.0, &resilience.plan.retry) {
                     None => return self.accept(answer, upgrade.take(), permits, recording),
                     Some(cause) => (cause, RepeatableEnd::Response(Box::new(answer))),
@@ -155,17 +171,13 @@ impl<'e, S: Store + 'static> Exchange<'e, S> {
             let next = retry.next(index, cause, request.can_repeat());
             let next = next.filter(|next| bounds.allows_wait(next.wait) && request.rewind());
             let (other, permit) = match next {
-                Some(NextAttempt { selected: None, wait, permit }) => {
-                    Box::pin(tokio::time::sleep(wait)).await;
-                    (retry.select_after_wait(cause), permit)
-                }
-                Some(NextAttempt { selected, permit, .. }) => (selected, permit),
+                Some(next) => retry.wait_for(next, cause).await,
                 None => (None, None),
             };
             // The body may have outgrown the buffer while the request waited.
-            let Some(other) = other.filter(|_| request.is_complete()) else {
-                let answer = end.into_answer()?;
-                return self.accept(answer, upgrade.take(), permits, recording);
+            let other = other.filter(|_| request.is_complete());
+            let Some(other) = other.and_then(|other| other.started(request.upload())) else {
+                return self.accept(end.into_answer()?, upgrade.take(), permits, recording);
             };
             if let RepeatableEnd::Response(answer) = end {
                 discard(*answer);
@@ -177,6 +189,29 @@ impl<'e, S: Store + 'static> Exchange<'e, S> {
                 resilience.count_retry();
             }
         }
+    }
+
+    /// A server for a request that is to probe one. The body is received first, as far as it is not too large, so that the client
+    /// cannot delay the probe.
+    async fn select_with_body<'u>(
+        &self,
+        AttemptContext { upstream, caller, .. }: &AttemptContext<'u>,
+        probed: SelectedServer<'u>,
+        request: &ForwardedRequest,
+        bounds: &mut TimeBounds<'_>,
+    ) -> Result<SelectedServer<'u>, ServeError> {
+        // Meanwhile others may probe.
+        probed.cancel();
+        let upload = request.upload();
+        let filled = tokio::time::timeout(bounds.left(), upload.fill(MAX_PROBE_BODY)).await;
+        filled.unwrap_or(Err(UploadFailure::TooSlow)).map_err(|failure| match bounds.next() {
+            Err(error @ ServeError::DeadlineExceeded) => error,
+            _ => upload_error(failure),
+        })?;
+        // The time of the server begins when it can have the body.
+        bounds.started = bounds.clock.now();
+        let selected = upstream.select(*caller, &[]).map_err(|error| select_error(upstream, error))?;
+        selected.started(upload).ok_or_else(|| select_error(upstream, SelectError::BreakerOpen(None)))
     }
 
     /// The bounds of a request to an upstream that its limits let pass at `at`.
@@ -191,10 +226,11 @@ impl<'e, S: Store + 'static> Exchange<'e, S> {
     async fn attempt(
         &mut self,
         request: &mut ForwardedRequest,
-        AttemptContext { upstream, permits, .. }: &AttemptContext<'_>,
+        context: &AttemptContext<'_>,
         SelectedServer { index, server, breaker, slot }: SelectedServer<'_>,
-        (bounds, bound): (&TimeBounds<'_>, AttemptBound),
+        AttemptSetup { bounds, bound, tried }: AttemptSetup<'_>,
     ) -> Result<Answer, AttemptFailure> {
+        let AttemptContext { upstream, permits, .. } = context;
         let (worker, record) = (self.worker, &mut self.record);
         if let Some(deadline) = bounds.deadline
             && let Some(headers) = request.headers_mut()
@@ -204,14 +240,14 @@ impl<'e, S: Store + 'static> Exchange<'e, S> {
         let shed = upstream.resilience.shed.as_ref().map(|shed| (shed, bounds.clock.read()));
         let trial = record.start_attempt(&upstream.counts);
         let (upload, running) = (request.upload().clone(), RunningBound::new(bound));
-        let breaker = Cell::new(breaker);
+        let breaker = RefCell::new(breaker);
         let sent = {
             let sending = pin!(worker.transport.send(upstream, (server, slot), request, permits));
             let extension = || {
                 let more = bounds.extension(&upload, &running);
                 // A client that sends its body slowly must not keep the probe of a breaker.
                 if more.is_some() {
-                    breaker.set(breaker.take().filter(|permit| !permit.is_probe()));
+                    breaker.borrow_mut().iter_mut().for_each(AttemptPermit::release_slot);
                 }
                 more
             };
@@ -239,20 +275,44 @@ impl<'e, S: Store + 'static> Exchange<'e, S> {
                 shed.limit().record(latency, now.at);
             }
         }
-        let outcome = end.outcome();
-        if let Some(mut breaker) = breaker.into_inner() {
-            // The result counts, but the server could not respond before it had the body.
-            if upload.has_awaited_client() {
-                breaker.ignore_duration();
-            }
-            if let Some(change) = breaker.record(outcome) {
+        self.may_have_arrived |= sent.as_ref().err().is_none_or(|failure| failure.may_have_arrived);
+        let is_at_fault =
+            || upload.is_incomplete_by_client() || bounds.is_due_to_deadline(end, bound, &running);
+        let outcome = outcome_of(end, is_at_fault);
+        // The result counts, but the server could not respond before it had the body.
+        let breaker = breaker.into_inner().map(|breaker| breaker.timed(!upload.has_awaited_client()));
+        self.record_outcome(context, (index, tried), breaker, (end, outcome));
+        sent
+    }
+
+    /// Records what an attempt says about its server. A request that has failed before counts once: its failures have one cause.
+    fn record_outcome(
+        &self,
+        AttemptContext { upstream, caller, .. }: &AttemptContext<'_>,
+        (index, tried): (usize, &[usize]),
+        breaker: Option<AttemptPermit<'_>>,
+        (end, outcome): (CallEnd, CallOutcome),
+    ) {
+        let worker = self.worker;
+        let Some(server) = upstream.servers.get(index) else { return };
+        let counts_fully = end == CallEnd::ConnectError;
+        let evidence = Evidence { client: caller.client, at: caller.at, counts_fully };
+        let once = |has_failed: bool| {
+            let is_repeated = outcome == CallOutcome::Failure && has_failed && !counts_fully;
+            if is_repeated { CallOutcome::Neutral } else { outcome }
+        };
+        let has_failed_here = tried.contains(&index);
+        if let Some(breaker) = breaker {
+            let is_shared = upstream.resilience.breakers.shared().is_some();
+            let has_failed = if is_shared { !tried.is_empty() } else { has_failed_here };
+            let has_others = || upstream.serves_others(index, evidence);
+            if let Some(change) = breaker.record(once(has_failed), counts_fully, has_others) {
                 worker.log_breaker(upstream, server, change);
             }
         }
-        if let Some(span) = upstream.record_outcome(index, outcome) {
+        if let Some(span) = upstream.record_outcome(index, once(has_failed_here), evidence) {
             worker.log_ejection(upstream, server, span);
         }
-        sent
     }
 
     /// The response for the client.
@@ -290,8 +350,10 @@ impl<'e, S: Store + 'static> Exchange<'e, S> {
             Ok(response) => {
                 limiter.settle(reservations, response.status().as_u16(), response.headers()).await;
             }
-            // No server received the request.
-            Err(ServeError::NoServer | ServeError::Unreachable | ServeError::Untrusted(_)) => {
+            // The error is that of the last attempt: an earlier one may have reached a server.
+            Err(ServeError::NoServer | ServeError::Unreachable | ServeError::Untrusted(_))
+                if !self.may_have_arrived =>
+            {
                 limiter.release(reservations).await;
             }
             Err(_) => {}

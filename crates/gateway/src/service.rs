@@ -39,7 +39,7 @@ use crate::http::request_body::{ByteMeter, UploadHandle};
 use crate::http::response_body::ResponseBody;
 use crate::http::{trace_context, validate};
 use crate::limit::AdmittedRequest;
-use crate::upstream::ForwardedRequest;
+use crate::upstream::{Caller, ClientId, ForwardedRequest};
 use crate::worker::{Worker, WorkerSnapshot};
 
 /// One request and its response, with the state that their handling needs.
@@ -55,6 +55,8 @@ pub(crate) struct Exchange<'e, S> {
     pub(crate) deadline: Option<Deadline>,
     /// The rate-limit headers of the response.
     pub(crate) headers: RateLimitHeaders,
+    /// A server may have received the request, whatever happened to later attempts.
+    pub(crate) may_have_arrived: bool,
 }
 
 /// A request as it arrived. Forwarding moves its parts out.
@@ -87,7 +89,8 @@ impl<'e, S: Store + 'static> Exchange<'e, S> {
         trace_context::join(&mut record, &parts.headers);
         record.describe(|| summarize(parts, conn_info.peer, &snapshot.plan().identities));
         let headers = RateLimitHeaders::default();
-        Self { worker, snapshot, conn_info, flags, record, deadline: None, headers }
+        let may_have_arrived = false;
+        Self { worker, snapshot, conn_info, flags, record, deadline: None, headers, may_have_arrived }
     }
 
     /// Validation, route, deadline, limits, permits, upstream.
@@ -113,6 +116,8 @@ impl<'e, S: Store + 'static> Exchange<'e, S> {
         let admitted = self.limit(&facts, upstream, may_be_refunded).await?;
         let AdmittedRequest { sticky_key, permits, mut reservations, mut refund, at } = admitted;
         let permits = self.admit((route, upstream), permits, (headers, is_trusted), at).await?;
+        let addresses = snapshot.plan().identities.addresses();
+        let client = ClientId::new(addresses, headers, peer);
         let meter = self.worker.limiter.body_meter(&mut reservations);
         let meter = meter.map(|meter| Box::new(meter) as Box<dyn ByteMeter>);
         let is_normalized = matches!(path, Cow::Owned(_));
@@ -121,7 +126,8 @@ impl<'e, S: Store + 'static> Exchange<'e, S> {
         }
         let mut outbound = self.prepare(request, (route, is_trusted), meter);
         let may_have_waited = route.bulkhead.is_some() || upstream.resilience.bulkhead.is_some();
-        let attempts = AttemptContext { upstream, sticky_key, permits, at, may_have_waited };
+        let caller = Caller { key: sticky_key, client, at };
+        let attempts = AttemptContext { upstream, caller, permits, may_have_waited };
         let response = self.send(&mut outbound, attempts, &mut refund).await;
         // The refund of a request that was not sent includes its reservations.
         if !reservations.is_empty() && refund.is_none() {

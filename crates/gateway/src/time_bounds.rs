@@ -3,7 +3,7 @@
 use std::cell::Cell;
 use std::time::Duration;
 
-use tidegate_core::Timestamp;
+use tidegate_core::{CallEnd, Timestamp};
 use tidegate_store::Clock;
 use tidegate_tower::deadline::Deadline;
 
@@ -13,6 +13,8 @@ use crate::upstream::AttemptTimeouts;
 
 /// Less than this is too late: upstreams get whole milliseconds, and some read 0 as unlimited.
 const MIN_REMAINING: Duration = Duration::from_millis(1);
+/// A server that obeys a deadline ends its work in the last tenth of the time, or in this last part of it.
+const DEADLINE_MARGIN: Duration = Duration::from_millis(10);
 
 /// The bounds of one request.
 #[derive(Clone, Copy, Debug)]
@@ -98,6 +100,19 @@ impl TimeBounds<'_> {
         bound.map(|bound| bound.timeout)
     }
 
+    /// Whether the deadline of the client explains the end of an attempt within `bound`: it is shorter than the timeout of the
+    /// operator, and the server has responded 504, or has failed when the deadline was about to pass.
+    pub(crate) fn is_due_to_deadline(
+        &self,
+        end: CallEnd,
+        bound: AttemptBound,
+        running: &RunningBound,
+    ) -> bool {
+        let margin = DEADLINE_MARGIN.max(bound.timeout / 10);
+        let is_over = |deadline: Deadline| Duration::from(deadline.remaining(self.clock.now())) <= margin;
+        running.is_deadline() && (end == CallEnd::Status(504) || self.deadline.is_some_and(is_over))
+    }
+
     /// How long the request may wait before an attempt.
     pub(crate) fn left(&self) -> Duration {
         let left = self.left_of_total();
@@ -148,6 +163,25 @@ mod tests {
         assert!(matches!(bounds(&clock, Some(4)).next(), Err(ServeError::DeadlineExceeded)));
         clock.advance(TimeSpan::from_secs(1));
         assert!(matches!(bounds(&clock, None).next(), Err(ServeError::UpstreamTimeout)));
+    }
+
+    #[test]
+    fn failure_is_due_to_a_deadline_that_is_shorter_than_the_timeout_and_about_to_pass() {
+        let clock = ManualClock::at(START);
+        let is_due = |deadline, end| {
+            let bounds = bounds(&clock, deadline);
+            let bound = AttemptBound { timeout: Duration::from_secs(1), is_deadline: deadline == Some(1) };
+            bounds.is_due_to_deadline(end, bound, &RunningBound::new(bound))
+        };
+        assert!(is_due(Some(1), CallEnd::Status(504)));
+        let ends = [CallEnd::Reset, CallEnd::Status(500), CallEnd::Status(503)];
+        assert!(ends.iter().all(|end| !is_due(Some(1), *end)), "the server had time");
+        clock.advance(TimeSpan::from_millis(900));
+        assert!(ends.iter().all(|end| is_due(Some(1), *end)));
+        for deadline in [None, Some(2)] {
+            assert!(!is_due(deadline, CallEnd::Status(504)), "the timeout of the operator is shorter");
+            assert!(ends.iter().all(|end| !is_due(deadline, *end)));
+        }
     }
 
     #[test]

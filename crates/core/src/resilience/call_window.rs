@@ -20,6 +20,20 @@ pub enum WindowLength {
     Calls(u32),
 }
 
+/// Where a window is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct WindowProgress {
+    /// Calls in the window.
+    pub calls: u64,
+    /// Grows by [`Self::STEPS`] while the window passes once; starts again when the window is cleared.
+    pub step: u64,
+}
+
+impl WindowProgress {
+    /// The steps of one window.
+    pub const STEPS: u32 = 4;
+}
+
 /// What is counted of a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct CallRecord {
@@ -69,6 +83,16 @@ impl CallWindow {
             Self::Time(window) => window.counts(now),
             Self::Calls(window) => window.counts(),
         }
+    }
+
+    pub(super) fn progress(&self, now: Timestamp) -> WindowProgress {
+        let (position, length) = match self {
+            Self::Time(window) => (now.as_micros(), window.micros_per_slot.saturating_mul(TIME_SLOTS)),
+            Self::Calls(window) => (window.next.load(Ordering::Acquire), window.length()),
+        };
+        let step =
+            position.checked_div(length.div_ceil(u64::from(WindowProgress::STEPS))).unwrap_or_default();
+        WindowProgress { calls: self.counts(now).calls, step }
     }
 
     /// Forgets all calls. A call that is added at the same moment may stay.
@@ -155,9 +179,13 @@ impl CountWindow {
         }
     }
 
+    fn length(&self) -> u64 {
+        u64::try_from(self.entries.len()).unwrap_or(u64::MAX)
+    }
+
     fn add(&self, call: CallRecord) {
         let at = self.next.fetch_add(1, Ordering::Relaxed);
-        let length = u64::try_from(self.entries.len()).unwrap_or(u64::MAX);
+        let length = self.length();
         let at = usize::try_from(at.checked_rem(length).unwrap_or_default()).unwrap_or_default();
         let entry = PRESENT | if call.has_failed { FAILED } else { 0 } | if call.is_slow { SLOW } else { 0 };
         if let Some(slot) = self.entries.get(at) {
@@ -170,7 +198,7 @@ impl CountWindow {
     }
 
     fn counts(&self) -> CallCounts {
-        let length = u64::try_from(self.entries.len()).unwrap_or(u64::MAX);
+        let length = self.length();
         let calls = self.next.load(Ordering::Acquire).min(length);
         let counts = self.counts.load(Ordering::Acquire);
         // While an entry is being replaced, a sum can be one below zero for a moment.
@@ -231,6 +259,20 @@ mod tests {
         assert_eq!(window.counts(START), CallCounts::default());
         window.add(FAILED, START);
         assert_eq!(window.counts(START), CallCounts { calls: 1, failures: 1, slow: 0 });
+    }
+
+    #[test]
+    fn window_passes_in_four_steps() {
+        let window = CallWindow::new(WindowLength::Time(TimeSpan::from_secs(10)));
+        window.add(FAILED, START);
+        let step = |now| window.progress(now).step;
+        assert_eq!(window.progress(START).calls, 1);
+        assert_eq!(step(START + TimeSpan::from_secs(10)), step(START) + u64::from(WindowProgress::STEPS));
+        let window = CallWindow::new(WindowLength::Calls(8));
+        for calls in 0..=8 {
+            assert_eq!(window.progress(START), WindowProgress { calls, step: calls / 2 });
+            window.add(OK, START);
+        }
     }
 
     #[test]

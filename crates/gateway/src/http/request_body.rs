@@ -8,7 +8,7 @@ use std::cell::RefCell;
 use std::pin::Pin;
 use std::rc::Rc;
 use std::sync::Arc;
-use std::task::{Context, Poll, Waker};
+use std::task::{Context, Poll, Waker, ready};
 
 use bytes::{Bytes, BytesMut};
 use http::HeaderMap;
@@ -240,6 +240,20 @@ impl Upload {
         Poll::Ready(Some(Ok(frame)))
     }
 
+    /// Reads frames into the recording until it has `max_bytes` or the body has ended.
+    fn poll_fill(&mut self, cx: &mut Context<'_>, max_bytes: u64) -> Poll<Result<(), UploadFailure>> {
+        loop {
+            let is_full =
+                self.recording.as_ref().is_none_or(|recording| recording.bytes.len() as u64 >= max_bytes);
+            if is_full || matches!(self.state, UploadState::Ended) {
+                return Poll::Ready(Ok(()));
+            }
+            if let Some(Err(_)) = ready!(self.poll_frame(cx)) {
+                return Poll::Ready(Err(self.failure.unwrap_or(UploadFailure::Malformed)));
+            }
+        }
+    }
+
     fn record_progress(&mut self) {
         self.has_progress = true;
         self.is_read = true;
@@ -347,6 +361,25 @@ impl UploadHandle {
         }
     }
 
+    /// Receives the body before it is sent, up to about `max_bytes` of it.
+    pub(crate) async fn fill(&self, max_bytes: u64) -> Result<(), UploadFailure> {
+        let Some(upload) = &self.0 else { return Ok(()) };
+        if upload.borrow().is_read {
+            return Ok(());
+        }
+        self.record(u64::MAX);
+        let filled = std::future::poll_fn(|cx| upload.borrow_mut().poll_fill(cx, max_bytes)).await;
+        if let Some(recording) = &mut upload.borrow_mut().recording {
+            recording.max_bytes = max_bytes;
+        }
+        filled
+    }
+
+    /// Whether the whole body has arrived.
+    pub(crate) fn is_complete(&self) -> bool {
+        self.0.as_ref().is_none_or(|upload| matches!(upload.borrow().state, UploadState::Ended))
+    }
+
     /// Ends the recording: the body will not be sent again.
     pub(crate) fn end_recording(&self) {
         let Some(upload) = &self.0 else { return };
@@ -405,6 +438,17 @@ impl UploadHandle {
     /// Whether the latest attempt had to wait for the client: its duration says nothing about the server.
     pub(crate) fn has_awaited_client(&self) -> bool {
         self.0.as_ref().is_some_and(|upload| upload.borrow().client_wait != ClientWait::Never)
+    }
+
+    /// Whether the client is the reason that the server of the latest attempt has not got the whole body: it has not sent the
+    /// rest, or what it sent is invalid.
+    pub(crate) fn is_incomplete_by_client(&self) -> bool {
+        self.0.as_ref().is_some_and(|upload| {
+            let upload = upload.borrow();
+            let is_late =
+                upload.client_wait == ClientWait::Now && !matches!(upload.state, UploadState::Ended);
+            is_late || upload.failure.is_some()
+        })
     }
 
     /// Why the upload failed, if it did.

@@ -149,6 +149,7 @@ mod tests {
     use tidegate_core::{CallOutcome, TimeSpan, Timestamp};
     use tidegate_store::{Clock, ManualClock};
 
+    use super::super::client_shares::Evidence;
     use super::*;
     use crate::resource_limits::ResourceLimits;
 
@@ -188,7 +189,7 @@ mod tests {
             let upstream = upstream_at(&clock, balance, 4);
             let usual = share_of(&upstream, 2);
             for _ in 0..5 {
-                upstream.record_outcome(2, CallOutcome::Failure);
+                upstream.record_outcome(2, CallOutcome::Failure, Evidence::default());
             }
             assert_eq!(share_of(&upstream, 2), 0, "{balance:?}");
             let shares: Vec<_> = [10, 5, 5]
@@ -221,7 +222,7 @@ mod tests {
     fn another_attempt_prefers_a_server_that_does_not_fail() {
         for balance in Balance::ALL {
             let upstream = upstream(balance, 3);
-            upstream.record_outcome(1, CallOutcome::Failure);
+            upstream.record_outcome(1, CallOutcome::Failure, Evidence::default());
             for n in 0..100_u32 {
                 let key = upstream.sticky_key(|| n.to_be_bytes());
                 assert_eq!(upstream.choose_again(key, &[0]), Some(2), "{balance:?}");

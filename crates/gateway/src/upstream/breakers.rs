@@ -1,11 +1,16 @@
 //! The circuit breakers of an upstream: one for each server, or one for all of them.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
-use tidegate_core::{BreakerConfigError, TimeSpan};
+use tidegate_core::{BreakerConfig, BreakerConfigError, BreakerState, CallOutcome, TimeSpan, Timestamp};
 use tidegate_policy::{BreakerPlan, BreakerScope};
 use tidegate_store::Clock;
 use tidegate_tower::breaker::{BreakerOpen, BreakerPermit, CircuitBreaker};
+
+use super::client_shares::{ClientId, FailureShares, Thresholds, WindowThreshold};
+
+/// A client whose probe has not succeeded leaves the next one to others for this long.
+const PROBE_PAUSE: TimeSpan = TimeSpan::from_secs(1);
 
 /// The breakers of an upstream.
 #[derive(Clone, Debug)]
@@ -13,9 +18,24 @@ pub(crate) enum BreakerSet {
     /// The policy has none.
     Off,
     /// One for all servers.
-    Shared(CircuitBreaker),
+    Shared(UpstreamBreaker),
     /// One for each server, in their order.
-    PerServer(Vec<CircuitBreaker>),
+    PerServer(Vec<UpstreamBreaker>),
+}
+
+/// A breaker with what it knows of clients. Clones share the state.
+#[derive(Clone, Debug)]
+pub(crate) struct UpstreamBreaker {
+    breaker: CircuitBreaker,
+    clients: Arc<BreakerClients>,
+    clock: Arc<dyn Clock>,
+}
+
+#[derive(Debug, Default)]
+struct BreakerClients {
+    shares: FailureShares,
+    /// The client whose probe was the latest one without success, and until when it gets no other.
+    paused: Mutex<Option<(ClientId, Timestamp)>>,
 }
 
 impl BreakerSet {
@@ -25,7 +45,7 @@ impl BreakerSet {
         clock: &Arc<dyn Clock>,
     ) -> Result<Self, BreakerConfigError> {
         let Some(BreakerPlan { config, scope }) = plan else { return Ok(Self::Off) };
-        let breaker = || CircuitBreaker::with_clock(*config, Arc::clone(clock));
+        let breaker = || UpstreamBreaker::new(*config, clock);
         Ok(match scope {
             BreakerScope::Upstream => Self::Shared(breaker()?),
             BreakerScope::Server => {
@@ -52,7 +72,7 @@ impl BreakerSet {
     /// The breaker of all servers, if there is one.
     pub(crate) fn shared(&self) -> Option<&CircuitBreaker> {
         match self {
-            Self::Shared(breaker) => Some(breaker),
+            Self::Shared(breaker) => Some(&breaker.breaker),
             Self::Off | Self::PerServer(_) => None,
         }
     }
@@ -60,18 +80,178 @@ impl BreakerSet {
     /// The breaker of one server, if each has one.
     pub(crate) fn of_server(&self, index: usize) -> Option<&CircuitBreaker> {
         match self {
-            Self::PerServer(breakers) => breakers.get(index),
+            Self::PerServer(breakers) => breakers.get(index).map(|breaker| &breaker.breaker),
             Self::Off | Self::Shared(_) => None,
         }
     }
 
     /// Admits an attempt at a server. `None` without a breaker.
     #[inline]
-    pub(super) fn try_acquire(&self, index: usize) -> Result<Option<BreakerPermit>, BreakerOpen> {
+    pub(super) fn try_acquire(
+        &self,
+        index: usize,
+        client: ClientId,
+    ) -> Result<Option<AttemptPermit<'_>>, BreakerOpen> {
         match self {
             Self::Off => Ok(None),
-            Self::Shared(breaker) => breaker.try_acquire().map(Some),
-            Self::PerServer(breakers) => breakers.get(index).map(CircuitBreaker::try_acquire).transpose(),
+            Self::Shared(breaker) => breaker.try_acquire(client).map(Some),
+            Self::PerServer(breakers) => {
+                breakers.get(index).map(|breaker| breaker.try_acquire(client)).transpose()
+            }
+        }
+    }
+}
+
+impl UpstreamBreaker {
+    fn new(config: BreakerConfig, clock: &Arc<dyn Clock>) -> Result<Self, BreakerConfigError> {
+        let breaker = CircuitBreaker::with_clock(config, Arc::clone(clock))?;
+        Ok(Self { breaker, clients: Arc::default(), clock: Arc::clone(clock) })
+    }
+
+    #[inline]
+    fn try_acquire(&self, client: ClientId) -> Result<AttemptPermit<'_>, BreakerOpen> {
+        let permit = self.breaker.try_acquire()?;
+        if permit.is_probe()
+            && let Some(retry_after) = self.pause_of(client)
+        {
+            return Err(BreakerOpen { retry_after: Some(retry_after) });
+        }
+        Ok(AttemptPermit { permit: Some(permit), breaker: self, client })
+    }
+
+    /// How long `client` gets no probe.
+    #[cold]
+    fn pause_of(&self, client: ClientId) -> Option<TimeSpan> {
+        let paused = *self.clients.paused.lock().unwrap_or_else(PoisonError::into_inner);
+        let (_, until) = paused.filter(|(paused, _)| *paused == client)?;
+        Some(until.since(self.clock.now())).filter(|left| !left.is_zero())
+    }
+
+    /// A probe of `client` has not succeeded: others get the next one, unless there are none.
+    #[cold]
+    fn pause(&self, client: ClientId) {
+        let until = self.clock.now() + self.breaker.status().open_for + PROBE_PAUSE;
+        *self.clients.paused.lock().unwrap_or_else(PoisonError::into_inner) = Some((client, until));
+    }
+
+    /// Whether a failure of `client` counts.
+    fn counts_failure(&self, client: ClientId, has_others: bool) -> bool {
+        let in_a_row = self.breaker.breaker().config().failures;
+        let thresholds = Thresholds { in_a_row, window: self.window_threshold() };
+        self.clients.shares.count(client, thresholds, has_others)
+    }
+
+    /// Whether a slow call of `client` counts as slow.
+    #[cold]
+    fn counts_slow(&self, client: ClientId, has_others: bool) -> bool {
+        let thresholds = Thresholds { in_a_row: None, window: self.window_threshold() };
+        self.clients.shares.count(client, thresholds, has_others)
+    }
+
+    /// The lower threshold of failures and slow calls: each makes the breaker look at both.
+    fn window_threshold(&self) -> Option<WindowThreshold> {
+        let breaker = self.breaker.breaker();
+        let BreakerConfig { failure_rate, slow, min_calls, .. } = breaker.config();
+        let rate = failure_rate.iter().copied().chain(slow.map(|slow| slow.rate)).min()?;
+        Some(WindowThreshold::new(breaker.window(self.clock.now())?, rate, *min_calls))
+    }
+}
+
+/// An attempt that a breaker admitted. Dropped without a result, it says nothing about the server.
+#[derive(Debug)]
+pub(crate) struct AttemptPermit<'u> {
+    /// `None` once the result is recorded.
+    permit: Option<BreakerPermit>,
+    breaker: &'u UpstreamBreaker,
+    client: ClientId,
+}
+
+impl AttemptPermit<'_> {
+    /// Whether it probes a server that has failed.
+    pub(crate) fn is_probe(&self) -> bool {
+        self.permit.as_ref().is_some_and(BreakerPermit::is_probe)
+    }
+
+    /// Its duration is not due to the server alone.
+    pub(crate) fn ignore_duration(&mut self) {
+        if let Some(permit) = &mut self.permit {
+            permit.ignore_duration();
+        }
+    }
+
+    /// Its duration counts only if `is_timed`.
+    pub(crate) fn timed(mut self, is_timed: bool) -> Self {
+        if !is_timed {
+            self.ignore_duration();
+        }
+        self
+    }
+
+    /// Its client may delay it as it likes. Returns whether it may go on.
+    pub(crate) fn delay(&mut self) -> bool {
+        self.permit.as_mut().is_none_or(BreakerPermit::delay)
+    }
+
+    /// Gives up the slot of a probe, whose result still counts.
+    pub(crate) fn release_slot(&mut self) {
+        if let Some(permit) = &mut self.permit {
+            permit.release_slot();
+        }
+    }
+
+    /// Ends it before anything was sent. The client is not at fault.
+    pub(crate) fn cancel(mut self) {
+        self.permit = None;
+    }
+
+    /// Records its result. Returns the new state if the breaker has changed it. `counts_fully` is whether no client can cause
+    /// it, `has_others` whether requests of other clients succeed.
+    pub(crate) fn record(
+        mut self,
+        outcome: CallOutcome,
+        counts_fully: bool,
+        has_others: impl Fn() -> bool,
+    ) -> Option<BreakerState> {
+        let permit = self.permit.take()?;
+        if permit.is_probe() {
+            return self.record_probe(permit, outcome, counts_fully);
+        }
+        let (breaker, client) = (self.breaker, self.client);
+        match outcome {
+            CallOutcome::Failure if !counts_fully && !breaker.counts_failure(client, has_others()) => None,
+            CallOutcome::Neutral | CallOutcome::ClientError => permit.record(outcome),
+            CallOutcome::Success | CallOutcome::Failure => {
+                let counts_slow = || counts_fully || breaker.counts_slow(client, has_others());
+                let change = permit.record_with(outcome, counts_slow);
+                if outcome == CallOutcome::Success {
+                    // After the breaker has ended its streak, so that no failure counts in both.
+                    breaker.clients.shares.end_streak();
+                }
+                change
+            }
+        }
+    }
+
+    #[cold]
+    fn record_probe(
+        &self,
+        permit: BreakerPermit,
+        outcome: CallOutcome,
+        counts_fully: bool,
+    ) -> Option<BreakerState> {
+        let change = permit.record(outcome);
+        let has_succeeded = matches!(outcome, CallOutcome::Success | CallOutcome::ClientError);
+        if !has_succeeded && !counts_fully {
+            self.breaker.pause(self.client);
+        }
+        change
+    }
+}
+
+impl Drop for AttemptPermit<'_> {
+    fn drop(&mut self) {
+        if self.is_probe() {
+            self.breaker.pause(self.client);
         }
     }
 }

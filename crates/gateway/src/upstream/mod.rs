@@ -3,7 +3,8 @@
 //! A request uses the modules in this order:
 //!
 //! 1. [`balance`] chooses a [`server`] of the upstream, preferably one that [`health`] has found healthy and that is not in
-//!    [`ejection`]. [`select`] skips servers whose breaker ([`breakers`]) is open.
+//!    [`ejection`]. [`select`] skips servers whose breaker ([`breakers`]) is open. [`client_shares`] bounds what one client
+//!    contributes to either.
 //! 2. [`transport`] takes the [`forwarded_request`] and finds a connection: an idle one from the [`pool`], or a new one
 //!    from [`connect`]. It resends a request over another connection if the server has certainly not processed it.
 //! 3. [`pooled_conn`] is that connection while the request uses it. It sends the request and reads the head of the
@@ -19,6 +20,7 @@
 mod abandon;
 mod balance;
 mod breakers;
+mod client_shares;
 mod connect;
 mod connection_slots;
 mod ejection;
@@ -38,6 +40,8 @@ mod timeout_wheel;
 mod transport;
 
 pub(crate) use balance::StickyKey;
+pub(crate) use breakers::AttemptPermit;
+pub(crate) use client_shares::{ClientId, Evidence};
 pub(crate) use connect::Connector;
 pub use connect::TlsError;
 pub(crate) use connection_slots::{NoConnectionSlot, PoolPressure};
@@ -47,8 +51,8 @@ pub(crate) use permits::{ExchangePermits, PermitList};
 pub(crate) use pooled_conn::PooledConn;
 pub use resilience::ResilienceError;
 pub(crate) use resilience::{AttemptTimeouts, bulkhead};
-pub(crate) use retry::{NextAttempt, RetryCause, RetryState};
-pub(crate) use select::{SelectError, SelectedServer};
+pub(crate) use retry::{RetryCause, RetryState};
+pub(crate) use select::{Caller, SelectError, SelectedServer};
 pub use server::{InvalidServerUrl, UpstreamError};
 pub(crate) use server::{Server, UpstreamGroup};
 pub(crate) use timeout_wheel::TimeoutWheel;

@@ -14,6 +14,7 @@ use tidegate_tower::load_shed::LoadShedder;
 use tidegate_tower::retry::SharedRetryBudget;
 
 use super::breakers::BreakerSet;
+use super::client_shares::FailureShares;
 use crate::error::FixedResponse;
 use crate::resource_limits::ResourceLimits;
 
@@ -38,6 +39,8 @@ pub(crate) struct ResilienceState {
     pub(crate) timeouts: AttemptTimeouts,
     pub(crate) breakers: BreakerSet,
     pub(crate) budget: SharedRetryBudget,
+    /// What each client has used of the budget.
+    pub(super) retry_shares: Arc<FailureShares>,
     /// Retries so far.
     retries: Arc<AtomicU64>,
     /// Bounds requests in flight.
@@ -80,6 +83,7 @@ impl ResilienceState {
             timeouts,
             breakers: BreakerSet::new(breaker.as_ref(), servers, clock)?,
             budget: SharedRetryBudget::with_clock(budget, Arc::clone(clock)),
+            retry_shares: Arc::default(),
             retries: Arc::default(),
             bulkhead: bounds.as_ref().map(bulkhead),
             connections: bounds.as_ref().and_then(connections),
@@ -95,6 +99,7 @@ impl ResilienceState {
         self.retries = Arc::clone(&earlier.retries);
         if new.retry.budget == old.retry.budget {
             self.budget = earlier.budget.clone();
+            self.retry_shares = Arc::clone(&earlier.retry_shares);
         }
         if new.breaker == old.breaker {
             self.breakers.adopt(&earlier.breakers, earlier_index);

@@ -12,8 +12,8 @@ use tidegate_core::BackoffDelays;
 use tidegate_policy::{RetryCauses, RetryPlan};
 use tidegate_tower::retry::RetryPermit;
 
-use super::balance::StickyKey;
-use super::select::{SelectError, SelectedServer, TriedServers};
+use super::client_shares::{Thresholds, WindowThreshold};
+use super::select::{Caller, SelectError, SelectedServer, TriedServers};
 use super::server::UpstreamGroup;
 
 /// Why an attempt may be repeated.
@@ -50,7 +50,7 @@ fn can_try_again(plan: &RetryPlan, cause: RetryCause) -> bool {
 #[derive(Debug)]
 pub(crate) struct RetryState<'u> {
     upstream: &'u UpstreamGroup,
-    key: StickyKey,
+    caller: Caller,
     /// Attempts that count against [`RetryPlan::attempts`].
     attempts: u32,
     tried: TriedServers,
@@ -69,8 +69,13 @@ pub(crate) struct NextAttempt<'u> {
 }
 
 impl<'u> RetryState<'u> {
-    pub(crate) fn new(upstream: &'u UpstreamGroup, key: StickyKey) -> Self {
-        Self { upstream, key, attempts: 1, tried: TriedServers::new(), delays: None }
+    pub(crate) fn new(upstream: &'u UpstreamGroup, caller: Caller) -> Self {
+        Self { upstream, caller, attempts: 1, tried: TriedServers::new(), delays: None }
+    }
+
+    /// The servers at which earlier attempts have failed.
+    pub(crate) fn tried(&self) -> &[usize] {
+        &self.tried
     }
 
     /// The next attempt after the one at `failed`. `None` if there is none: the request cannot be repeated
@@ -88,31 +93,63 @@ impl<'u> RetryState<'u> {
         }
         self.tried.push(failed);
         if cause == RetryCause::Connect
-            && let Some(selected) = self.upstream.select_working(self.key, &self.tried)
+            && let Some(selected) = self.upstream.select_working(self.caller, &self.tried)
         {
             return Some(NextAttempt { selected: Some(selected), wait: Duration::ZERO, permit: None });
         }
         if self.attempts >= plan.attempts {
             return None;
         }
-        let permit = self.upstream.resilience.budget.try_withdraw()?;
+        let permit = self.withdraw()?;
         let (selected, is_other) = self.select(cause)?;
         self.attempts += 1;
         let wait = self.wait(plan, cause, is_other);
-        Some(NextAttempt { selected: wait.is_zero().then_some(selected), wait, permit: Some(permit) })
+        let selected = if wait.is_zero() {
+            Some(selected)
+        } else {
+            selected.cancel();
+            None
+        };
+        Some(NextAttempt { selected, wait, permit: Some(permit) })
+    }
+
+    /// A permit of the budget. While requests of others succeed, one client uses at most half of it, rounded up: it gets one more
+    /// only while more are left than it has used.
+    fn withdraw(&self) -> Option<RetryPermit> {
+        let (resilience, Caller { client, at, .. }) = (&self.upstream.resilience, self.caller);
+        let left = WindowThreshold::of_budget(resilience.budget.remaining(), self.upstream.clock.now());
+        let thresholds = Thresholds { in_a_row: None, window: Some(left) };
+        let has_others = self.upstream.has_others(client, at);
+        if !resilience.retry_shares.count(client, thresholds, has_others) {
+            return None;
+        }
+        resilience.budget.try_withdraw()
+    }
+
+    /// Waits as long as the next attempt has to. Returns its server, if there is one then, and its permit.
+    pub(crate) async fn wait_for(
+        &self,
+        NextAttempt { selected, wait, permit }: NextAttempt<'u>,
+        cause: RetryCause,
+    ) -> (Option<SelectedServer<'u>>, Option<RetryPermit>) {
+        if selected.is_some() {
+            return (selected, permit);
+        }
+        Box::pin(tokio::time::sleep(wait)).await;
+        (self.select_after_wait(cause), permit)
     }
 
     /// The server of the next attempt after the wait. `None` if there is none any more.
-    pub(crate) fn select_after_wait(&self, cause: RetryCause) -> Option<SelectedServer<'u>> {
+    fn select_after_wait(&self, cause: RetryCause) -> Option<SelectedServer<'u>> {
         self.select(cause).map(|(selected, _)| selected)
     }
 
     /// A server that admits an attempt, and whether it was not tried yet.
     fn select(&self, cause: RetryCause) -> Option<(SelectedServer<'u>, bool)> {
-        match self.upstream.select(self.key, &self.tried) {
+        match self.upstream.select(self.caller, &self.tried) {
             Ok(selected) => Some((selected, true)),
             Err(SelectError::NoServer) if can_try_again(&self.upstream.resilience.plan.retry, cause) => {
-                Some((self.upstream.select(self.key, &[]).ok()?, false))
+                Some((self.upstream.select(self.caller, &[]).ok()?, false))
             }
             Err(SelectError::NoServer | SelectError::BreakerOpen(_)) => None,
         }
@@ -141,8 +178,14 @@ mod tests {
     use tidegate_core::{BreakerConfig, CallOutcome, TimeSpan};
     use tidegate_policy::{BreakerPlan, BreakerScope, ResiliencePlan};
 
+    use super::super::client_shares::{ClientId, Evidence};
     use super::super::server::tests::{URLS, group};
     use super::*;
+
+    fn caller(group: &UpstreamGroup) -> Caller {
+        let (key, client) = (group.sticky_key(|| b"client"), ClientId::default());
+        Caller { key, client, at: group.clock.now() }
+    }
 
     #[test]
     fn retry_that_waits_does_not_hold_the_probe_of_a_breaker() {
@@ -151,32 +194,33 @@ mod tests {
         let mut plan = ResiliencePlan { breaker, ..ResiliencePlan::default() };
         plan.retry.on.statuses.push(503);
         let (group, clock) = group(&URLS[..1], plan);
-        let key = group.sticky_key(|| b"client");
-        group.select(key, &[]).unwrap().breaker.unwrap().record(CallOutcome::Failure);
+        let caller = caller(&group);
+        group.select(caller, &[]).unwrap().breaker.unwrap().record(CallOutcome::Failure, false, || false);
         clock.advance(TimeSpan::from_secs(60));
-        let mut retry = RetryState::new(&group, key);
+        let mut retry = RetryState::new(&group, caller);
         let cause = RetryCause::Status(503, None);
         let next = retry.next(0, cause, true).unwrap();
         assert!(next.selected.is_none() && !next.wait.is_zero());
-        let probe = group.select(key, &[]).expect("another request can be the probe");
+        let probe = group.select(caller, &[]).expect("another request can be the probe");
         assert!(retry.select_after_wait(cause).is_none(), "one probe at a time");
-        drop(probe);
+        probe.breaker.unwrap().cancel();
         assert!(retry.select_after_wait(cause).is_some());
     }
 
     #[test]
     fn request_moves_without_budget_only_to_servers_that_work_also_if_none_is_ejected() {
         let (group, _) = group(&URLS, ResiliencePlan { eject: None, ..ResiliencePlan::default() });
-        let key = group.sticky_key(|| b"client");
+        let caller = caller(&group);
         let moves = |group| {
-            let mut retry = RetryState::new(group, key);
+            let mut retry = RetryState::new(group, caller);
             retry.next(0, RetryCause::Connect, true).is_some_and(|next| next.permit.is_none())
         };
         assert!(moves(&group));
-        let ejected = (0..URLS.len()).filter_map(|index| group.record_outcome(index, CallOutcome::Failure));
+        let ejected = (0..URLS.len())
+            .filter_map(|index| group.record_outcome(index, CallOutcome::Failure, Evidence::default()));
         assert_eq!(ejected.count(), 0);
         assert!(!moves(&group), "all have failed");
-        group.record_outcome(3, CallOutcome::Success);
+        group.record_outcome(3, CallOutcome::Success, Evidence::default());
         assert!(moves(&group));
     }
 }

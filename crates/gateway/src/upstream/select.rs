@@ -3,26 +3,59 @@
 use std::sync::Arc;
 
 use smallvec::SmallVec;
-use tidegate_core::TimeSpan;
-use tidegate_tower::breaker::BreakerPermit;
+use tidegate_core::{TimeSpan, Timestamp};
 use tidegate_tower::bulkhead::BulkheadPermit;
 
 use super::balance::StickyKey;
-use super::breakers::{BreakerSet, earliest};
+use super::breakers::{AttemptPermit, BreakerSet, earliest};
+use super::client_shares::ClientId;
 use super::server::{Server, UpstreamGroup};
+use crate::http::request_body::UploadHandle;
 
 /// The servers that a request has been sent to, by their places in the upstream.
 pub(crate) type TriedServers = SmallVec<[usize; 4]>;
+
+/// Whose request a server is selected for.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Caller {
+    pub(crate) key: StickyKey,
+    pub(crate) client: ClientId,
+    /// When its limits let it pass.
+    pub(crate) at: Timestamp,
+}
 
 /// A server for one attempt.
 #[derive(Debug)]
 pub(crate) struct SelectedServer<'u> {
     pub(crate) index: usize,
     pub(crate) server: &'u Arc<Server>,
-    /// Counts the result; dropped without one, the attempt says nothing about the server.
-    pub(crate) breaker: Option<BreakerPermit>,
+    /// Counts the result.
+    pub(crate) breaker: Option<AttemptPermit<'u>>,
     /// For a new connection, if the upstream bounds them and none is idle.
     pub(crate) slot: Option<BulkheadPermit>,
+}
+
+impl SelectedServer<'_> {
+    /// Whether the attempt can start. A probe needs the whole body of its request: its client could delay it otherwise.
+    pub(crate) fn can_start(&self, upload: &UploadHandle) -> bool {
+        !self.breaker.as_ref().is_some_and(AttemptPermit::is_probe) || upload.is_complete()
+    }
+
+    /// The same server for an attempt that starts now, although its client may delay it; `None` if others do that already.
+    pub(crate) fn started(mut self, upload: &UploadHandle) -> Option<Self> {
+        if self.can_start(upload) || self.breaker.as_mut().is_none_or(AttemptPermit::delay) {
+            return Some(self);
+        }
+        self.cancel();
+        None
+    }
+
+    /// Selects it for nobody.
+    pub(crate) fn cancel(self) {
+        if let Some(breaker) = self.breaker {
+            breaker.cancel();
+        }
+    }
 }
 
 /// Why no server is selected.
@@ -36,34 +69,37 @@ pub(crate) enum SelectError {
 
 impl UpstreamGroup {
     /// A server for the first attempt, or for another one if there are `tried` servers.
-    pub(crate) fn select(&self, key: StickyKey, tried: &[usize]) -> Result<SelectedServer<'_>, SelectError> {
+    pub(crate) fn select(&self, caller: Caller, tried: &[usize]) -> Result<SelectedServer<'_>, SelectError> {
+        let Caller { key, client, .. } = caller;
         let choose = |excluded: &[usize]| {
             if tried.is_empty() { self.choose(key, excluded) } else { self.choose_again(key, excluded) }
         };
         let Some(index) = choose(tried) else { return Err(SelectError::NoServer) };
-        match self.resilience.breakers.try_acquire(index) {
+        match self.resilience.breakers.try_acquire(index, client) {
             Ok(breaker) => Ok(self.selected(index, breaker)),
-            Err(open) => self.select_other(index, open.retry_after, tried, &choose),
+            Err(open) => {
+                let mut excluded = TriedServers::from_slice(tried);
+                excluded.push(index);
+                self.select_other(client, open.retry_after, excluded, &choose)
+            }
         }
     }
 
-    /// A server other than `first`, whose breaker is open.
+    /// A server that is not in `excluded`: the breaker of the first one is open.
     #[cold]
     fn select_other(
         &self,
-        first: usize,
+        client: ClientId,
         mut retry_after: Option<TimeSpan>,
-        tried: &[usize],
+        mut excluded: TriedServers,
         choose: &dyn Fn(&[usize]) -> Option<usize>,
     ) -> Result<SelectedServer<'_>, SelectError> {
         let breakers = &self.resilience.breakers;
-        let mut excluded = TriedServers::from_slice(tried);
-        excluded.push(first);
         if matches!(breakers, BreakerSet::Shared(_)) {
             return Err(SelectError::BreakerOpen(retry_after));
         }
         while let Some(index) = choose(&excluded) {
-            match breakers.try_acquire(index) {
+            match breakers.try_acquire(index, client) {
                 Ok(breaker) => return Ok(self.selected(index, breaker)),
                 Err(open) => retry_after = earliest(retry_after, open.retry_after),
             }
@@ -73,12 +109,12 @@ impl UpstreamGroup {
     }
 
     /// A server that has not failed lately and was not tried. Nothing was sent to those that were tried.
-    pub(crate) fn select_working(&self, key: StickyKey, tried: &[usize]) -> Option<SelectedServer<'_>> {
-        let index = self.choose_working(key, tried)?;
-        Some(self.selected(index, self.resilience.breakers.try_acquire(index).ok()?))
+    pub(crate) fn select_working(&self, caller: Caller, tried: &[usize]) -> Option<SelectedServer<'_>> {
+        let index = self.choose_working(caller.key, tried)?;
+        Some(self.selected(index, self.resilience.breakers.try_acquire(index, caller.client).ok()?))
     }
 
-    fn selected(&self, index: usize, breaker: Option<BreakerPermit>) -> SelectedServer<'_> {
+    fn selected<'u>(&'u self, index: usize, breaker: Option<AttemptPermit<'u>>) -> SelectedServer<'u> {
         SelectedServer { index, server: &self.servers[index], breaker, slot: None }
     }
 }

@@ -13,6 +13,7 @@ use tidegate_telemetry::UpstreamCounts;
 use tidegate_tower::bulkhead::BulkheadPermit;
 
 use super::balance::HashRing;
+use super::client_shares::{ClientId, Evidence, FailureShares, RecentSuccesses, Thresholds};
 use super::ejection::EjectionState;
 use super::resilience::{ResilienceError, ResilienceState};
 use crate::resource_limits::ResourceLimits;
@@ -84,13 +85,48 @@ impl UpstreamGroup {
 
     /// Counts the result of an attempt. Returns for how long the server is ejected, if this result ejects it.
     #[inline]
-    pub(crate) fn record_outcome(&self, index: usize, outcome: CallOutcome) -> Option<TimeSpan> {
+    pub(crate) fn record_outcome(
+        &self,
+        index: usize,
+        outcome: CallOutcome,
+        evidence: Evidence,
+    ) -> Option<TimeSpan> {
         let plan = self.resilience.plan.eject.as_ref();
         let server = self.servers.get(index)?;
-        if !server.ejection.record(outcome, plan, || self.clock.now()) {
+        match (outcome, plan) {
+            (CallOutcome::Success, _) => server.successes.record(evidence.client, evidence.at),
+            (CallOutcome::Failure, Some(plan)) if !evidence.counts_fully => {
+                let thresholds = Thresholds { in_a_row: Some(plan.after), window: None };
+                let has_others = server.successes.has_other(evidence.client, evidence.at);
+                if !server.shares.count(evidence.client, thresholds, has_others) {
+                    return None;
+                }
+            }
+            _ => {}
+        }
+        let is_due = server.ejection.record(outcome, plan, || self.clock.now());
+        if outcome == CallOutcome::Success {
+            // After the ejection has ended its streak, so that no failure counts in both.
+            server.shares.end_streak();
+        }
+        if !is_due {
             return None;
         }
         self.eject(server)
+    }
+
+    /// Whether requests of other clients succeed at the server, or at any if one breaker covers all of them.
+    pub(crate) fn serves_others(&self, index: usize, evidence: Evidence) -> bool {
+        let Evidence { client, at, .. } = evidence;
+        if self.resilience.breakers.shared().is_some() {
+            return self.has_others(client, at);
+        }
+        self.servers.get(index).is_some_and(|server| server.successes.has_other(client, at))
+    }
+
+    /// Whether requests of other clients succeed at any server.
+    pub(super) fn has_others(&self, client: ClientId, at: Timestamp) -> bool {
+        self.servers.iter().any(|server| server.successes.has_other(client, at))
     }
 
     /// Ejects a server, unless too many are ejected already.
@@ -141,6 +177,9 @@ pub(crate) struct Server {
     pub(crate) protocol: ServerProtocol,
     healthy: AtomicBool,
     pub(super) ejection: EjectionState,
+    /// What clients may contribute to its ejection.
+    shares: FailureShares,
+    successes: RecentSuccesses,
     /// Requests in flight, of all workers.
     in_flight: AtomicUsize,
     /// Open connections, of all workers.
@@ -185,6 +224,8 @@ impl Server {
             protocol,
             healthy: AtomicBool::new(true),
             ejection: EjectionState::default(),
+            shares: FailureShares::default(),
+            successes: RecentSuccesses::default(),
             in_flight: AtomicUsize::new(0),
             connections: AtomicUsize::new(0),
         })
@@ -321,7 +362,9 @@ pub(super) mod tests {
 
     /// Five failures in a row. Returns for how many seconds the server is ejected.
     fn fail(group: &UpstreamGroup, index: usize) -> Option<u64> {
-        let ejected = (0..5).filter_map(|_| group.record_outcome(index, CallOutcome::Failure)).last();
+        let ejected = (0..5)
+            .filter_map(|_| group.record_outcome(index, CallOutcome::Failure, Evidence::default()))
+            .last();
         ejected.map(TimeSpan::as_secs_ceil)
     }
 

@@ -209,6 +209,11 @@ impl TestGateway {
         RawClient::connect(self.address).await
     }
 
+    /// A client that sends exact bytes from this address of the machine.
+    pub(crate) async fn client_from(&self, source: [u8; 4]) -> RawClient {
+        RawClient::connect_from(source.into(), self.address).await
+    }
+
     /// The response to a request of exactly these bytes, over a connection of its own.
     pub(crate) async fn send_raw(&self, request: &str) -> Response {
         let mut client = self.client().await;

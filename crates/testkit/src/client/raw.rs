@@ -1,9 +1,9 @@
 //! A client that sends exactly the bytes it is given.
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::TcpStream;
+use tokio::net::{TcpSocket, TcpStream};
 
 use crate::message::{Response, read_response};
 use crate::wait::within;
@@ -20,6 +20,15 @@ impl RawClient {
     /// Opens a connection.
     pub async fn connect(address: SocketAddr) -> Self {
         let stream = within("connecting", TcpStream::connect(address)).await.expect("a connection");
+        stream.set_nodelay(true).expect("a live socket");
+        Self { stream, unread: Vec::new() }
+    }
+
+    /// Opens a connection from this address of the machine, as another client.
+    pub async fn connect_from(source: IpAddr, address: SocketAddr) -> Self {
+        let socket = TcpSocket::new_v4().expect("a socket");
+        socket.bind((source, 0).into()).expect("an address of this machine");
+        let stream = within("connecting", socket.connect(address)).await.expect("a connection");
         stream.set_nodelay(true).expect("a live socket");
         Self { stream, unread: Vec::new() }
     }

@@ -81,19 +81,41 @@ impl BreakerPermit {
         self.started = None;
     }
 
+    /// A probe whose caller may delay it as it likes leaves its slot to another one. Returns whether it may go on; if not, drop
+    /// it. See [`Breaker::delay`].
+    pub fn delay(&mut self) -> bool {
+        self.ticket.as_mut().is_none_or(|ticket| self.shared.breaker.delay(ticket))
+    }
+
+    /// Gives up the slot of a probe, which may last. Its result still counts.
+    pub fn release_slot(&mut self) {
+        if let Some(ticket) = &mut self.ticket {
+            self.shared.breaker.release_slot(ticket);
+        }
+    }
+
     /// Records the result of the call. Returns the new state if the breaker has changed it.
     #[inline]
-    pub fn record(mut self, outcome: CallOutcome) -> Option<BreakerState> {
+    pub fn record(self, outcome: CallOutcome) -> Option<BreakerState> {
+        self.record_with(outcome, || true)
+    }
+
+    /// The same; a slow call counts as slow only if `counts_as_slow`.
+    #[inline]
+    pub fn record_with(
+        mut self,
+        outcome: CallOutcome,
+        counts_as_slow: impl FnOnce() -> bool,
+    ) -> Option<BreakerState> {
         let ticket = self.ticket.take()?;
         let BreakerWithClock { breaker, clock } = &*self.shared;
         breaker.record(ticket, outcome, || {
             let end = clock.read();
             let nanos = self.started.map_or(0, |started| end.nanos_since(started));
-            CallTiming {
-                now: end.at,
-                elapsed: TimeSpan::from_micros(nanos / 1_000),
-                random: fastrand::u64(..),
-            }
+            let elapsed = TimeSpan::from_micros(nanos / 1_000);
+            let is_slow = breaker.config().slow.is_some_and(|slow| elapsed >= slow.over);
+            let elapsed = if is_slow && !counts_as_slow() { TimeSpan::ZERO } else { elapsed };
+            CallTiming { now: end.at, elapsed, random: fastrand::u64(..) }
         })
     }
 }

@@ -15,7 +15,9 @@
 //! the breaker is closed and calls succeed, nothing is written unless a rate is configured.
 //!
 //! Laws: at most `probes` probes that are younger than `open_for` are in flight at any time, those of earlier half-open states
-//! included. So a probe that never ends delays the next one, but does not prevent it. A neutral outcome changes no count, and neither does a client error, except that it ends a probe as a success. A success never opens the breaker, unless it was slow.
+//! included, and at most as many whose callers [delay](Breaker::delay) them. So a probe that never ends delays the next one, but
+//! does not prevent it. A neutral outcome changes no count, and neither does a client error, except that it ends a probe as a
+//! success. A success never opens the breaker, unless it was slow.
 
 mod config;
 mod state_word;
@@ -27,7 +29,7 @@ pub use config::{BreakerConfig, BreakerConfigError, SlowCalls};
 use self::state_word::{MICROS_PER_MILLI, StateWord};
 use super::atomic::{AtomicU32, AtomicU64, Ordering};
 use super::call_outcome::CallOutcome;
-use super::call_window::{CallCounts, CallRecord, CallWindow};
+use super::call_window::{CallCounts, CallRecord, CallWindow, WindowProgress};
 use crate::time::{TimeSpan, Timestamp};
 
 /// A circuit breaker, shared by all callers of one service.
@@ -37,6 +39,8 @@ pub struct Breaker {
     state: AtomicU64,
     /// Probes in flight, of whatever generation.
     probes: AtomicU32,
+    /// Probes in flight that their callers delay.
+    delayed: AtomicU32,
     /// When the last probe started, in microseconds.
     last_probe: AtomicU64,
     /// Half-open states in a row that ended with a failed probe.
@@ -53,6 +57,18 @@ pub struct Breaker {
 pub struct CallTicket {
     generation: u64,
     is_probe: bool,
+    slot: ProbeSlot,
+}
+
+/// What a call occupies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum ProbeSlot {
+    /// Nothing: it is no probe, or has given its slot up.
+    None,
+    /// One of the slots for probes.
+    Prompt,
+    /// One of the slots for probes that their callers delay.
+    Delayed,
 }
 
 impl CallTicket {
@@ -129,7 +145,7 @@ pub struct BreakerStatus {
     pub open_for: TimeSpan,
     /// Failures in a row, while the breaker is closed.
     pub consecutive_failures: u32,
-    /// Probes in flight.
+    /// Probes in flight, without those that their callers delay.
     pub probes: u32,
     /// How often the breaker has opened.
     pub opened: u64,
@@ -145,6 +161,7 @@ impl Breaker {
             config,
             state: AtomicU64::new(0),
             probes: AtomicU32::new(0),
+            delayed: AtomicU32::new(0),
             last_probe: AtomicU64::new(0),
             failed_probes: AtomicU32::new(0),
             window: config.has_rate().then(|| CallWindow::new(config.window)),
@@ -169,7 +186,7 @@ impl Breaker {
         let word = StateWord::unpack(self.load());
         match word.state {
             BreakerState::Closed | BreakerState::ForcedClosed => {
-                Ok(CallTicket { generation: word.generation, is_probe: false })
+                Ok(CallTicket { generation: word.generation, is_probe: false, slot: ProbeSlot::None })
             }
             _ => self.try_probe(now()),
         }
@@ -181,7 +198,11 @@ impl Breaker {
             let word = StateWord::unpack(self.load());
             match word.state {
                 BreakerState::Closed | BreakerState::ForcedClosed => {
-                    return Ok(CallTicket { generation: word.generation, is_probe: false });
+                    return Ok(CallTicket {
+                        generation: word.generation,
+                        is_probe: false,
+                        slot: ProbeSlot::None,
+                    });
                 }
                 BreakerState::ForcedOpen => return Err(self.reject(None)),
                 BreakerState::Open if now < word.open_until() => {
@@ -202,10 +223,35 @@ impl Breaker {
                 (is_same, word.generation)
             };
             if is_confirmed {
-                return Ok(CallTicket { generation, is_probe: true });
+                return Ok(CallTicket { generation, is_probe: true, slot: ProbeSlot::Prompt });
             }
-            self.release_probe_slot();
+            self.probes.fetch_sub(1, Ordering::AcqRel);
         }
+    }
+
+    /// The caller of a probe may delay it as it likes, for example by sending its request slowly. The probe leaves its slot to
+    /// another one, and takes one of as many for delayed probes. Returns whether there is one; if not, cancel the call.
+    pub fn delay(&self, ticket: &mut CallTicket) -> bool {
+        if ticket.slot != ProbeSlot::Prompt {
+            return true;
+        }
+        let has_slot = self.take_slot(&self.delayed, || ());
+        if has_slot {
+            self.release_slot(ticket);
+            ticket.slot = ProbeSlot::Delayed;
+        }
+        has_slot
+    }
+
+    /// Gives up the slot of a probe, which may last. Its result still counts.
+    pub fn release_slot(&self, ticket: &mut CallTicket) {
+        let slots = match ticket.slot {
+            ProbeSlot::None => return,
+            ProbeSlot::Prompt => &self.probes,
+            ProbeSlot::Delayed => &self.delayed,
+        };
+        slots.fetch_sub(1, Ordering::AcqRel);
+        ticket.slot = ProbeSlot::None;
     }
 
     /// Records the result of a call. `timing` is called only if the result needs it. Returns the new state if it has changed.
@@ -254,11 +300,8 @@ impl Breaker {
     }
 
     /// Ends a call without a result.
-    #[expect(clippy::needless_pass_by_value, reason = "a ticket is used once")]
-    pub fn cancel(&self, ticket: CallTicket) {
-        if ticket.is_probe {
-            self.release_probe_slot();
-        }
+    pub fn cancel(&self, mut ticket: CallTicket) {
+        self.release_slot(&mut ticket);
     }
 
     fn record_call(&self, ticket: &CallTicket, call: CallRecord, timing: CallTiming) -> Option<BreakerState> {
@@ -379,6 +422,11 @@ impl Breaker {
         }
     }
 
+    /// The window that rates are computed from, if one is configured.
+    pub fn window(&self, now: Timestamp) -> Option<WindowProgress> {
+        self.window.as_ref().map(|window| window.progress(now))
+    }
+
     /// The state.
     pub fn state(&self) -> BreakerState {
         StateWord::unpack(self.load()).state
@@ -404,18 +452,24 @@ impl Breaker {
         self.state.compare_exchange(old.pack(), new.pack(), Ordering::AcqRel, Ordering::Relaxed).is_ok()
     }
 
+    /// Takes a slot for a probe that starts now.
     fn take_probe_slot(&self, now: Timestamp) -> bool {
-        let mut taken = self.probes.load(Ordering::Acquire);
+        // A caller that finds no slot must not take this probe for an old one, so its start is noted before it takes one.
+        let note_start = || self.last_probe.fetch_max(now.as_micros(), Ordering::AcqRel);
+        self.take_slot(&self.probes, note_start) || self.take_extra_slot(now)
+    }
+
+    fn take_slot<T>(&self, slots: &AtomicU32, prepare: impl Fn() -> T) -> bool {
+        let mut taken = slots.load(Ordering::Acquire);
         while taken < self.config.probes {
-            // Before the slot is taken: a caller that finds no slot must not take this probe for an old one.
-            self.last_probe.fetch_max(now.as_micros(), Ordering::AcqRel);
+            prepare();
             let next = taken.saturating_add(1);
-            match self.probes.compare_exchange_weak(taken, next, Ordering::AcqRel, Ordering::Acquire) {
+            match slots.compare_exchange_weak(taken, next, Ordering::AcqRel, Ordering::Acquire) {
                 Ok(_) => return true,
                 Err(actual) => taken = actual,
             }
         }
-        self.take_extra_slot(now)
+        false
     }
 
     /// Takes a slot beyond the configured ones if all probes in flight hang: the last one started `open_for` ago.
@@ -432,10 +486,6 @@ impl Breaker {
             self.probes.fetch_add(1, Ordering::AcqRel);
         }
         is_first
-    }
-
-    fn release_probe_slot(&self) {
-        self.probes.fetch_sub(1, Ordering::AcqRel);
     }
 }
 

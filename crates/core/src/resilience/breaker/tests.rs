@@ -148,6 +148,25 @@ fn cancelled_probe_releases_its_slot() {
 }
 
 #[test]
+fn delayed_probe_leaves_its_slot_and_its_result_counts() {
+    let breaker = breaker(BreakerConfig::default());
+    fail(&breaker, 5, START);
+    let later = START + OPEN;
+    let mut delayed = breaker.try_acquire(|| later).unwrap();
+    assert!(breaker.delay(&mut delayed));
+    let mut second = breaker.try_acquire(|| later).expect("the slot is free");
+    assert!(!breaker.delay(&mut second), "one delayed probe at a time");
+    assert!(breaker.try_acquire(|| later).is_err(), "the second one has kept its slot");
+    breaker.cancel(second);
+    breaker.release_slot(&mut delayed);
+    let mut third = breaker.try_acquire(|| later).unwrap();
+    assert!(breaker.delay(&mut third));
+    breaker.cancel(third);
+    assert_eq!(breaker.record(delayed, CallOutcome::Success, || at(later)), Some(BreakerState::Closed));
+    assert_eq!(breaker.status(later).probes, 0);
+}
+
+#[test]
 fn client_error_counts_only_for_a_probe() {
     let breaker = breaker(BreakerConfig::default());
     fail(&breaker, 4, START);

@@ -152,6 +152,17 @@ async fn request_that_reached_no_server_is_refunded_and_an_aborted_one_is_not() 
     assert_eq!(statuses, [502, 502, 502, 429, 429]);
 }
 
+#[tokio::test]
+async fn request_that_a_server_received_is_not_refunded_although_its_retry_reached_none() {
+    let aborting = breaks_off().await;
+    let gateway = TestGateway::before(&[aborting.url(), "http://127.0.0.1:9".to_owned()], LOGIN);
+    let mut statuses = Vec::new();
+    for _ in 0..5 {
+        statuses.push(gateway.get("/login").await.status.as_u16());
+    }
+    assert_eq!(statuses, [502, 502, 502, 429, 429]);
+}
+
 /// The remaining quota before the request itself is charged.
 async fn remaining_before(gateway: &TestGateway, lines: &[(&str, &str)]) -> u64 {
     let response = gateway.get_with("/", lines).await;

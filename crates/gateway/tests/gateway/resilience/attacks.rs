@@ -4,10 +4,11 @@ use bytes::Bytes;
 use http::Request;
 use tidegate_core::BreakerState;
 use tidegate_testkit::client::http2_streams;
-use tidegate_testkit::server::{RecordingServer, Reply, ok};
+use tidegate_testkit::server::{AcceptLoop, RecordingServer, Reply, ok};
 use tidegate_testkit::wait::{eventually, within};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
-use super::{GET, LIMIT, policy};
+use super::{GET, LIMIT, policy, status};
 use crate::fixture::{MinRate, ResourceLimits, TestGateway};
 
 const ATTACKS: usize = 20;
@@ -28,6 +29,7 @@ impl Target {
                     let head = format!("HTTP/1.1 200 OK\r\nContent-Length: {}\r\n\r\n", body.len());
                     Reply::Keep(format!("{head}{body}").into())
                 }
+                "/deadline" => Reply::Keep(status("504 Gateway Timeout", "")),
                 _ => ok("ok"),
             })
         };
@@ -135,4 +137,53 @@ async fn client_with_impossible_deadlines_harms_no_server() {
         }
     }
     target.assert_unharmed().await;
+}
+
+#[tokio::test]
+async fn client_whose_deadline_the_next_hop_reports_harms_no_server() {
+    let target = Target::start(ResourceLimits::default()).await;
+    for _ in 0..ATTACKS {
+        let request = "GET /deadline HTTP/1.1\r\nHost: a\r\nX-Request-Deadline-Ms: 4000\r\n\r\n";
+        assert_eq!(target.gateway.send_raw(request).await.status, 504);
+    }
+    target.assert_unharmed().await;
+}
+
+/// A server that gives up on a request body that does not arrive: it sends these bytes and closes the connection.
+async fn server_with_body_timeout(reply: &'static [u8]) -> AcceptLoop {
+    AcceptLoop::start(move |_, mut stream| async move {
+        let mut read = Vec::<u8>::new();
+        while !read.windows(4).any(|bytes| bytes == b"part") {
+            if !matches!(stream.read_buf(&mut read).await, Ok(1..)) {
+                return;
+            }
+        }
+        // The gateway may have closed it.
+        let _ = stream.write_all(reply).await;
+    })
+    .await
+}
+
+#[tokio::test]
+async fn client_that_does_not_complete_its_body_harms_no_server_that_gives_up_on_it() {
+    let replies: [&'static [u8]; 2] =
+        [b"", b"HTTP/1.1 500 Internal Server Error\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"];
+    for reply in replies {
+        let servers = [server_with_body_timeout(reply).await, server_with_body_timeout(reply).await];
+        let settings = "breaker: { failures: 1 }, eject: { after: 1 }, timeouts: { request: 5s }";
+        let text = policy(&servers.each_ref().map(AcceptLoop::url), settings, LIMIT);
+        let gateway = TestGateway::start(&text, ResourceLimits::default());
+        for method in ["POST", "PUT"] {
+            for framing in ["Content-Length: 10\r\n\r\npart", "Transfer-Encoding: chunked\r\n\r\n8\r\npart"] {
+                let mut client = gateway.client().await;
+                client.send(format!("{method} / HTTP/1.1\r\nHost: a\r\n{framing}").as_bytes()).await;
+                let status = client.response().await.expect("a response").status;
+                assert!([500, 502].contains(&status), "{status}");
+            }
+        }
+        for server in gateway.upstream().servers {
+            let breaker = server.breaker.expect("a breaker");
+            assert_eq!((breaker.opened, server.ejected_for), (0, None));
+        }
+    }
 }

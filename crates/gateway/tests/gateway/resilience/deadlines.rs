@@ -9,10 +9,10 @@ use http_body_util::Empty;
 use tidegate_core::{TimeSpan, Timestamp};
 use tidegate_store::{Clock, ClockReading, ManualClock};
 use tidegate_testkit::client::{CollectedResponse, http2};
-use tidegate_testkit::server::{RecordingServer, silent_http1};
+use tidegate_testkit::server::{RecordingServer, Reply, silent_http1};
 use tidegate_testkit::wait::soon;
 
-use super::{GET, LIMIT, policy};
+use super::{GET, LIMIT, policy, status};
 use crate::fixture::{ResourceLimits, TestGateway};
 
 fn get(headers: &str) -> String {
@@ -36,7 +36,7 @@ async fn deadline_that_has_passed_is_neither_served_nor_charged() {
 
 #[tokio::test]
 async fn deadline_ends_an_exchange_and_closes_its_connection() {
-    let silent = RecordingServer::scripted(|_| tidegate_testkit::server::Reply::Hang(Vec::new())).await;
+    let silent = RecordingServer::scripted(|_| Reply::Hang(Vec::new())).await;
     let gateway = TestGateway::start(&policy(&[silent.url()], "", LIMIT), ResourceLimits::default());
     let response = gateway.send_raw(&get("X-Request-Deadline-Ms: 50\r\n")).await;
     assert_eq!(response.status, 504);
@@ -47,7 +47,7 @@ async fn deadline_ends_an_exchange_and_closes_its_connection() {
 #[tokio::test]
 async fn deadline_ends_a_response_body_that_takes_too_long() {
     let part = b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nabc";
-    let server = RecordingServer::scripted(|_| tidegate_testkit::server::Reply::Hang(part.to_vec())).await;
+    let server = RecordingServer::scripted(|_| Reply::Hang(part.to_vec())).await;
     let gateway = TestGateway::start(&policy(&[server.url()], "", LIMIT), ResourceLimits::default());
     let mut client = gateway.client().await;
     client.send(get("X-Request-Deadline-Ms: 100\r\n").as_bytes()).await;
@@ -58,7 +58,7 @@ async fn deadline_ends_a_response_body_that_takes_too_long() {
 
 #[tokio::test]
 async fn deadline_bounds_the_wait_in_a_queue() {
-    let server = RecordingServer::scripted(|_| tidegate_testkit::server::Reply::Hang(Vec::new())).await;
+    let server = RecordingServer::scripted(|_| Reply::Hang(Vec::new())).await;
     let settings = "bulkhead: { concurrent: 1, queue: 5, wait: 1h }";
     let gateway = TestGateway::start(&policy(&[server.url()], settings, LIMIT), ResourceLimits::default());
     let mut holder = gateway.client().await;
@@ -176,4 +176,24 @@ async fn chain_of_three_gateways_with_five_seconds_each_leaves_25_20_15() {
     assert_eq!(remaining, ["25000", "20000", "15000"]);
     let late = chain(3, &server)[2].send_raw(&get("X-Request-Deadline-Ms: 14000\r\n")).await;
     assert_eq!((late.status, server.count()), (504, 3), "the last hop does not start");
+}
+
+#[tokio::test]
+async fn server_that_passes_on_504_has_failed_unless_the_deadline_is_shorter_than_the_timeout() {
+    let server = RecordingServer::scripted(|_| Reply::Keep(status("504 Gateway Timeout", ""))).await;
+    let settings = "breaker: { failures: 5 }, timeouts: { request: 5s }";
+    let text = policy(&[server.url()], settings, LIMIT);
+    for (deadline, expected) in [("", 4), ("4000", 0), ("6000", 4)] {
+        let gateway = TestGateway::start_at(super::manual_clock(), &text);
+        let header = if deadline.is_empty() {
+            String::new()
+        } else {
+            format!("X-Request-Deadline-Ms: {deadline}\r\n")
+        };
+        for _ in 0..4 {
+            assert_eq!(gateway.send_raw(&get(&header)).await.status, 504);
+        }
+        let breaker = || gateway.upstream().servers[0].breaker.expect("a breaker");
+        assert_eq!(breaker().consecutive_failures, expected, "{deadline}");
+    }
 }

@@ -6,6 +6,8 @@ mod bulkhead;
 mod deadlines;
 mod ejection;
 mod nginx;
+mod one_client;
+mod probes;
 mod retries;
 mod shed;
 mod timeouts;

@@ -1,0 +1,261 @@
+//! How much one client may contribute to what all clients of an upstream share.
+//!
+//! Law: while requests of other clients to a server succeed, the failures of one client count for at most half of a threshold
+//! of its breaker, of its ejection and of the retry budget. Otherwise a client could take a server from all others by requests that the server
+//! refuses on purpose, for example by closing the connection. A failed connect counts fully, and so do the failures of a
+//! client that is alone: nobody else shows that the server works.
+//!
+//! Clients are told apart by address. As long as a server works, [`RecentSuccesses`] is hardly written, and [`FailureShares`]
+//! is not locked.
+
+use std::net::IpAddr;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use http::HeaderMap;
+use tidegate_core::{Ratio, TimeSpan, Timestamp, WindowProgress};
+use tidegate_policy::Addresses;
+
+/// A success is remembered for at least this long, and at most twice as long.
+const MEMORY: TimeSpan = TimeSpan::from_secs(5);
+/// Clients whose failures are counted at a time. More clients that fail are evidence against the server.
+const MAX_CLIENTS: usize = 16;
+/// The steps of a window that may still have failures in it, the current one included.
+const STEPS: usize = WindowProgress::STEPS as usize + 1;
+
+/// The window of a retry budget, ten seconds, in steps.
+const BUDGET_STEP: TimeSpan = TimeSpan::from_millis(10_000 / WindowProgress::STEPS as u64);
+
+/// The address of a client: IPv4 in full, IPv6 by its network, of at most 64 bits.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct ClientId(u64);
+
+impl ClientId {
+    pub(crate) fn new(addresses: &Addresses, headers: &HeaderMap, peer: IpAddr) -> Self {
+        Self(match addresses.counter_address(addresses.client(headers, peer)) {
+            IpAddr::V4(address) => u64::from(address.to_bits()),
+            IpAddr::V6(address) => (address.to_bits() >> 64) as u64,
+        })
+    }
+}
+
+/// Whose attempt it was, for its part in what its result counts.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Evidence {
+    pub(crate) client: ClientId,
+    /// When the limits let the request pass.
+    pub(crate) at: Timestamp,
+    /// No client can cause this end of an attempt.
+    pub(crate) counts_fully: bool,
+}
+
+/// Which clients a server has served lately. Times are those at which requests began, so that no clock is read.
+#[derive(Debug, Default)]
+pub(super) struct RecentSuccesses {
+    /// Of the current and the previous period.
+    periods: [SuccessPeriod; 2],
+}
+
+#[derive(Debug, Default)]
+struct SuccessPeriod {
+    /// The number of the period from 1 on, and in the lowest bit whether it has several clients.
+    stamp: AtomicU64,
+    /// The first client.
+    client: AtomicU64,
+}
+
+fn period(at: Timestamp) -> u64 {
+    at.as_micros() / MEMORY.as_micros() + 1
+}
+
+impl RecentSuccesses {
+    /// A request of `client` that began at `at` has succeeded.
+    #[inline]
+    pub(super) fn record(&self, client: ClientId, at: Timestamp) {
+        let number = period(at);
+        let slot = &self.periods[(number & 1) as usize];
+        let stamp = slot.stamp.load(Ordering::Relaxed);
+        // Most requests end here, without a write.
+        if stamp != number << 1 | 1
+            && (stamp != number << 1 || slot.client.load(Ordering::Relaxed) != client.0)
+        {
+            slot.update(number, stamp, client);
+        }
+    }
+
+    /// Whether a request of another client that began not long before `at`, or later, has succeeded.
+    pub(super) fn has_other(&self, client: ClientId, at: Timestamp) -> bool {
+        let number = period(at);
+        self.periods.iter().any(|slot| {
+            let stamp = slot.stamp.load(Ordering::Relaxed);
+            let is_recent = stamp != 0 && (stamp >> 1) + 1 >= number;
+            is_recent && (stamp & 1 == 1 || slot.client.load(Ordering::Relaxed) != client.0)
+        })
+    }
+}
+
+impl SuccessPeriod {
+    #[cold]
+    fn update(&self, number: u64, stamp: u64, client: ClientId) {
+        if stamp >> 1 == number {
+            self.stamp.store(number << 1 | 1, Ordering::Relaxed);
+        } else if stamp >> 1 < number {
+            self.client.store(client.0, Ordering::Relaxed);
+            self.stamp.store(number << 1, Ordering::Relaxed);
+        }
+    }
+}
+
+/// What a failure may do: open a breaker or eject a server.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Thresholds {
+    /// So many failures in a row.
+    pub(super) in_a_row: Option<u32>,
+    /// So many failures in the window.
+    pub(super) window: Option<WindowThreshold>,
+}
+
+/// How many failures of a window open a breaker now.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct WindowThreshold {
+    failures: u64,
+    step: u64,
+}
+
+impl WindowThreshold {
+    /// The threshold for retries, of which `left` are left of those of ten seconds: a client that has used as many is at half.
+    pub(super) fn of_budget(left: u64, now: Timestamp) -> Self {
+        Self { failures: left.saturating_mul(2), step: now.as_micros() / BUDGET_STEP.as_micros() }
+    }
+
+    /// The threshold for the calls in the window; it only grows with another one.
+    pub(super) fn new(progress: WindowProgress, rate: Ratio, min_calls: u32) -> Self {
+        let calls = progress.calls.max(u64::from(min_calls));
+        let rounded_down = rate.of(calls);
+        let is_whole = rate.is_reached_by(rounded_down, calls);
+        Self { failures: rounded_down + u64::from(!is_whole), step: progress.step }
+    }
+}
+
+/// The failures of each client, as far as they count for one breaker or one ejection.
+#[derive(Debug, Default)]
+pub(super) struct FailureShares {
+    /// Whether there are failures since the latest success.
+    has_streak: AtomicBool,
+    table: Mutex<ShareTable>,
+}
+
+#[derive(Debug, Default)]
+struct ShareTable {
+    clients: Vec<ClientFailures>,
+    /// The halves of an odd threshold: one of two clients has used its half failure.
+    has_half: bool,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct ClientFailures {
+    client: ClientId,
+    /// Since the latest success.
+    streak: u32,
+    /// In the latest steps of the window, the current one first.
+    steps: [u32; STEPS],
+    step: u64,
+}
+
+impl FailureShares {
+    /// Counts a failure of `client`. Returns whether it counts against the server: always if no other client
+    /// `has_others` that succeed, else within half of the thresholds.
+    pub(super) fn count(&self, client: ClientId, thresholds: Thresholds, has_others: bool) -> bool {
+        let mut table = self.lock();
+        self.has_streak.store(true, Ordering::Relaxed);
+        table.count(client, thresholds, has_others)
+    }
+
+    /// A success ends all streaks.
+    #[inline]
+    pub(super) fn end_streak(&self) {
+        if self.has_streak.load(Ordering::Relaxed) {
+            self.forget_streak();
+        }
+    }
+
+    #[cold]
+    fn forget_streak(&self) {
+        let mut table = self.lock();
+        self.has_streak.store(false, Ordering::Relaxed);
+        table.has_half = false;
+        for known in &mut table.clients {
+            known.streak = 0;
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, ShareTable> {
+        self.table.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl ShareTable {
+    fn count(&mut self, client: ClientId, thresholds: Thresholds, has_others: bool) -> bool {
+        let Thresholds { in_a_row, window } = thresholds;
+        let index = self.find(client);
+        let Some(known) = self.clients.get_mut(index) else { return true };
+        let step = window.map_or(0, |window| window.step);
+        known.advance(step);
+        let is_within_window = !has_others || window.is_none_or(|window| known.fits(window));
+        let halves = in_a_row.filter(|_| has_others).map_or(2, |most| known.halves_left(most));
+        known.streak = known.streak.saturating_add(u32::from(in_a_row.is_some()));
+        if !is_within_window || halves == 0 {
+            return false;
+        }
+        if halves == 1 {
+            self.has_half = !self.has_half;
+            if self.has_half {
+                return false;
+            }
+        }
+        known.steps[0] = known.steps[0].saturating_add(1);
+        true
+    }
+
+    /// The place of a client. If there is no room, the one with the shortest streak makes it.
+    fn find(&mut self, client: ClientId) -> usize {
+        if let Some(index) = self.clients.iter().position(|known| known.client == client) {
+            return index;
+        }
+        let new = ClientFailures { client, streak: 0, steps: [0; STEPS], step: 0 };
+        if self.clients.len() < MAX_CLIENTS {
+            self.clients.push(new);
+            return self.clients.len() - 1;
+        }
+        let shortest = self.clients.iter().enumerate().min_by_key(|(_, known)| known.streak);
+        let index = shortest.map_or(0, |(index, _)| index);
+        self.clients[index] = new;
+        index
+    }
+}
+
+impl ClientFailures {
+    /// Forgets the steps that have left the window.
+    fn advance(&mut self, step: u64) {
+        // A window that was cleared starts again.
+        let passed = step.checked_sub(self.step).and_then(|passed| usize::try_from(passed).ok());
+        let passed = passed.unwrap_or(STEPS).min(STEPS);
+        self.steps.rotate_right(passed);
+        self.steps[..passed].fill(0);
+        self.step = step;
+    }
+
+    /// Whether one more failure is within half of the threshold.
+    fn fits(&self, window: WindowThreshold) -> bool {
+        let counted: u64 = self.steps.iter().copied().map(u64::from).sum();
+        counted.saturating_add(1).saturating_mul(2) <= window.failures
+    }
+
+    /// How much of the next failure in a row is within half of the threshold, in halves of a failure.
+    fn halves_left(&self, most: u32) -> u32 {
+        most.saturating_sub(self.streak.saturating_mul(2)).min(2)
+    }
+}
+
+#[cfg(test)]
+mod tests;
