@@ -23,7 +23,7 @@ use crate::body::SendBody;
 use crate::call::Call;
 use crate::client::ClientState;
 use crate::error::ClientError;
-use crate::response::{BodyTimeouts, ClientResponse, IncomingBody, ResponsePermits, collect};
+use crate::response::{BodyEnd, BodyTimeouts, ClientResponse, IncomingBody, ResponsePermits, collect};
 
 /// What an entry occupies beside its texts: its policy, its places in two tables and the tables of its headers.
 const ENTRY_BYTES: usize = 1 << 10;
@@ -255,7 +255,8 @@ fn complete(parts: response::Parts, body: Bytes, attempts: u32, client: &ClientS
     let timeouts = BodyTimeouts {
         clock: Arc::clone(&client.clock),
         stall: client.settings.timeout,
-        deadline: None::<Timestamp>,
+        end_at: Timestamp::MAX,
+        end: BodyEnd::Deadline,
     };
     let body = IncomingBody::new(body, timeouts, ResponsePermits::none());
     ClientResponse::new(Response::from_parts(parts, body), attempts, client.settings.max_body)

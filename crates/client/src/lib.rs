@@ -55,6 +55,7 @@ mod table;
 #[cfg(test)]
 mod tests;
 mod transport;
+mod watched_io;
 
 pub use body::SendBody;
 pub use builder::ClientBuilder;

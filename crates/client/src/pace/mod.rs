@@ -28,7 +28,6 @@ const MAX_IDLE_QUEUES: usize = 16;
 #[derive(Debug)]
 pub(crate) struct Pacer {
     clock: Arc<dyn Clock>,
-    max_wait: TimeSpan,
     state: Mutex<PaceState>,
     /// Notified when a request has ended.
     changed: Notify,
@@ -56,21 +55,22 @@ pub(crate) struct PaceTooSlow {
 }
 
 impl Pacer {
-    /// Requests wait for at most `max_wait`, plus a tenth for jitter.
+    /// A reset up to `max_wait` is always believed.
     pub(crate) fn new(clock: Arc<dyn Clock>, max_wait: TimeSpan) -> Self {
         let state = Mutex::new(PaceState::new(max_wait));
-        Self { clock, max_wait, state, changed: Notify::new(), queues: Mutex::default() }
+        Self { clock, state, changed: Notify::new(), queues: Mutex::default() }
     }
 
-    /// Waits until a request to `path` may be sent. A wait that ends after `deadline` or `max_wait` fails at once.
+    /// Waits until a request to `path` may be sent, and subtracts the wait from `left`. A wait that ends after `deadline` or
+    /// is longer than what is `left` fails at once.
     pub(crate) async fn acquire(
         self: &Arc<Self>,
         path: &str,
         deadline: Option<Timestamp>,
+        left: &mut TimeSpan,
     ) -> Result<PacePermit, PaceTooSlow> {
         let start = self.clock.now();
-        let jitter = TimeSpan::from_micros(self.max_wait.as_micros() / 10);
-        let latest = (start + self.max_wait + jitter).min(deadline.unwrap_or(Timestamp::MAX));
+        let latest = (start + *left).min(deadline.unwrap_or(Timestamp::MAX));
         self.check(path, latest)?;
         let queue = self.queue(path);
         let turn = tokio::time::timeout(latest.since(start).into(), queue.lock()).await;
@@ -81,7 +81,11 @@ impl Pacer {
             changed.as_mut().enable();
             let now = self.clock.now();
             let wait = match self.try_charge(path, now, latest)? {
-                Ok(permit) => return Ok(permit),
+                Ok(permit) => {
+                    *left =
+                        TimeSpan::from_micros(left.as_micros().saturating_sub(now.since(start).as_micros()));
+                    return Ok(permit);
+                }
                 Err(delay) => Duration::from(delay.until.since(now)),
             };
             tokio::select! {
@@ -164,6 +168,18 @@ impl PacePermit {
             self.pacer.state().observe(&ticket, &self.path, response);
             self.pacer.changed.notify_waiters();
         }
+    }
+
+    /// Asks the pace again after another wait: a rejection may have arrived meanwhile. Returns whether the request may still
+    /// be sent now; otherwise, it has charged nothing. Its place in the order of sending is that of now.
+    pub(crate) fn renew(&mut self) -> bool {
+        let Some(ticket) = self.ticket.take() else { return false };
+        let now = self.pacer.clock.now();
+        self.ticket = self.pacer.state().renew(&ticket, &self.path, now);
+        if self.ticket.is_none() {
+            self.pacer.changed.notify_waiters();
+        }
+        self.ticket.is_some()
     }
 
     /// The server may get the request from now on.
