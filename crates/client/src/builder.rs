@@ -166,7 +166,7 @@ impl ClientBuilder {
         self
     }
 
-    /// Keeps up to `bytes` of response bodies in memory, as far as the responses allow it. Default: no cache.
+    /// Keeps responses in memory, as far as they allow it, in up to `bytes` with all that belongs to them. Default: no cache.
     #[cfg(feature = "cache")]
     pub fn cache(mut self, bytes: usize) -> Self {
         self.cache_bytes = Some(bytes);
@@ -223,7 +223,7 @@ impl ClientBuilder {
             },
             random: provider().secure_random,
             #[cfg(feature = "cache")]
-            cache: self.cache_bytes.map(crate::cache::ResponseCache::new),
+            cache: self.cache_bytes.map(|bytes| Arc::new(crate::cache::ResponseCache::new(bytes))),
         }))
     }
 }

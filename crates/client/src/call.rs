@@ -104,10 +104,10 @@ impl<'a> Call<'a> {
         &self.parts
     }
 
-    /// Replaces the headers of the request.
+    /// The headers of the request.
     #[cfg(feature = "cache")]
-    pub(crate) fn set_headers(&mut self, headers: http::HeaderMap) {
-        self.parts.headers = headers;
+    pub(crate) fn headers_mut(&mut self) -> &mut http::HeaderMap {
+        &mut self.parts.headers
     }
 
     /// Sends the request until it succeeds, cannot be retried or must not be.

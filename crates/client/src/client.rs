@@ -33,7 +33,7 @@ pub(crate) struct ClientState {
     pub(crate) settings: ClientSettings,
     pub(crate) random: &'static dyn SecureRandom,
     #[cfg(feature = "cache")]
-    pub(crate) cache: Option<crate::cache::ResponseCache>,
+    pub(crate) cache: Option<Arc<crate::cache::ResponseCache>>,
 }
 
 /// The settings that apply to every request.

@@ -41,6 +41,12 @@ impl ClientResponse {
         self
     }
 
+    /// Changes the body.
+    #[cfg(feature = "cache")]
+    pub(crate) fn map_body(self, change: impl FnOnce(IncomingBody) -> IncomingBody) -> Self {
+        Self { response: self.response.map(change), ..self }
+    }
+
     /// The status.
     pub fn status(&self) -> StatusCode {
         self.response.status()
@@ -244,6 +250,13 @@ impl IncomingBody {
     pub(crate) fn new(body: TransportBody, timeouts: BodyTimeouts, permits: ResponsePermits) -> Self {
         let permits = if body.is_end_stream() { None } else { Some(permits) };
         Self { body, timeouts, timer: None, permits }
+    }
+
+    /// Changes the body as the transport delivers it.
+    #[cfg(feature = "cache")]
+    pub(crate) fn map_transport(mut self, change: impl FnOnce(TransportBody) -> TransportBody) -> Self {
+        self.body = change(self.body);
+        self
     }
 
     fn fail(&mut self, end: CallEnd, error: ClientError) -> ClientError {
