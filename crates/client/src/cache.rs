@@ -15,7 +15,7 @@ mod table;
 
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 use bytes::Bytes;
 use http::header::{
@@ -104,7 +104,7 @@ impl ResponseCache {
         let get = CacheableGet::new(call.parts(), partition, self.table().changes());
         let mut stored = self.table().get(&get.key);
         if let Some(entry) = &stored {
-            match entry.policy.before_request(&get.request, system_time(client)) {
+            match entry.policy.before_request(&get.request, to_system_time(client.clock.now())) {
                 BeforeRequest::Fresh(parts) => return Ok(entry.response(parts.headers.get(AGE), 0, client)),
                 BeforeRequest::Stale { request, matches: true } => {
                     for name in [IF_NONE_MATCH, IF_MODIFIED_SINCE] {
@@ -154,8 +154,8 @@ impl ResponseCache {
         response: &ClientResponse,
         client: &ClientState,
     ) -> Option<ClientResponse> {
-        let (now, not_modified) = (system_time(client), head(response.status(), response.headers().clone()));
-        let after = entry.policy.after_response(&get.request, &not_modified, now);
+        let (now, not_modified) = (client.clock.now(), head(response.status(), response.headers().clone()));
+        let after = entry.policy.after_response(&get.request, &not_modified, to_system_time(now));
         if !matches!(after, AfterResponse::NotModified(..)) {
             return None;
         }
@@ -181,10 +181,10 @@ impl ResponseCache {
         response: ClientResponse,
         client: &ClientState,
     ) -> ClientResponse {
-        let now = system_time(client);
+        let now = client.clock.now();
         let entry =
             CacheEntry::new(&get, head(response.status(), copied(response.headers())), Bytes::new(), now);
-        let is_useful = !entry.policy.time_to_live(now).is_zero()
+        let is_useful = !entry.policy.time_to_live(to_system_time(now)).is_zero()
             || [ETAG, LAST_MODIFIED].iter().any(|validator| entry.headers.contains_key(validator));
         let largest = (self.max_bytes / LARGEST_PART).saturating_sub(entry.size);
         if !entry.policy.is_storable() || !is_useful || largest == 0 {
@@ -230,12 +230,12 @@ impl CacheableGet {
 
 impl CacheEntry {
     /// A response to `get` that was received at `now`. `head` has memory of its own.
-    fn new(get: &CacheableGet, mut head: Response<()>, body: Bytes, now: SystemTime) -> Self {
+    fn new(get: &CacheableGet, mut head: Response<()>, body: Bytes, now: Timestamp) -> Self {
         let age = head.headers().get(AGE).and_then(|age| age.to_str().ok()?.parse::<u64>().ok());
         if age.is_some_and(|age| age > OLDEST) {
             head.headers_mut().insert(AGE, OLDEST.into());
         }
-        let policy = Arc::new(CachePolicy::new_options(&get.request, &head, now, OPTIONS));
+        let policy = Arc::new(CachePolicy::new_options(&get.request, &head, to_system_time(now), OPTIONS));
         let size = size::of_entry(get, head.headers()) + body.len();
         let (parts, ()) = head.into_parts();
         Self { policy, status: parts.status, headers: parts.headers, body, size, last_use: 0 }
@@ -287,10 +287,6 @@ fn user_of(headers: &HeaderMap) -> String {
         }
     }
     user
-}
-
-fn system_time(client: &ClientState) -> SystemTime {
-    to_system_time(client.clock.now())
 }
 
 fn head(status: StatusCode, headers: HeaderMap) -> Response<()> {
