@@ -185,6 +185,16 @@ mod tests {
             normalize_host(&mut url).unwrap();
             assert_eq!(url.to_string(), "http://api.example/a?b");
         }
+        for (url, normal) in [
+            ("http://A?b", "http://a/?b"),
+            ("http://A", "http://a/"),
+            ("https://[::1]:443/", "https://[::1]/"),
+            ("https://[FE80::1]:80/", "https://[fe80::1]:80/"),
+        ] {
+            let mut url = Uri::from_static(url);
+            normalize_host(&mut url).unwrap();
+            assert_eq!(url.to_string(), normal);
+        }
     }
 
     #[test]

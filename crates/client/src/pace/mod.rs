@@ -18,7 +18,7 @@ use tidegate_store::Clock;
 use tokio::sync::Notify;
 
 pub(crate) use self::policy_pace::with_jitter;
-use self::state::{PaceDelay, PaceState, PaceTicket, ResponseLimits};
+use self::state::{PaceDelay, PaceState, PaceTicket, ResponseLimits, without_ids};
 use crate::table::Forgettable;
 
 /// Queues without a waiting request are removed when there are more than this.
@@ -69,12 +69,16 @@ impl Pacer {
         deadline: Option<Timestamp>,
         left: &mut TimeSpan,
     ) -> Result<PacePermit, PaceTooSlow> {
+        let path = &*without_ids(path);
         let start = self.clock.now();
         let latest = (start + *left).min(deadline.unwrap_or(Timestamp::MAX));
-        self.check(path, latest)?;
+        self.check(path, |delay| delay.is_required && delay.until >= latest)?;
         let queue = self.queue(path);
         let turn = tokio::time::timeout(latest.since(start).into(), queue.lock()).await;
-        let Ok(_turn) = turn else { return Err(self.too_slow(path)) };
+        // Without a turn, only a request that need not wait is sent.
+        if turn.is_err() {
+            self.check(path, |_| true)?;
+        }
         loop {
             let mut changed = pin!(self.changed.notified());
             // Changes from here on are noticed.
@@ -114,21 +118,11 @@ impl Pacer {
         }
     }
 
-    /// Fails if a request to `path` certainly has to wait until `latest` or longer.
-    fn check(&self, path: &str, latest: Timestamp) -> Result<(), PaceTooSlow> {
+    /// Fails if a request to `path` has to wait now, and the wait is too slow.
+    fn check(&self, path: &str, is_too_slow: impl FnOnce(&PaceDelay) -> bool) -> Result<(), PaceTooSlow> {
         let now = self.clock.now();
-        match self.state().delay(path, now) {
-            Some(delay) if delay.is_required && delay.until >= latest => Err(PaceTooSlow::new(delay, now)),
-            _ => Ok(()),
-        }
-    }
-
-    fn too_slow(&self, path: &str) -> PaceTooSlow {
-        let now = self.clock.now();
-        match self.state().delay(path, now) {
-            Some(delay) => PaceTooSlow::new(delay, now),
-            None => PaceTooSlow { policy: None, limit: None, retry_after: None },
-        }
+        let delay = self.state().delay(path, now).filter(is_too_slow);
+        delay.map_or(Ok(()), |delay| Err(PaceTooSlow::new(delay, now)))
     }
 
     fn queue(&self, path: &str) -> Arc<tokio::sync::Mutex<()>> {

@@ -9,6 +9,7 @@
 //! A limit applies to a path if the last response to that path named it; paths that differ in ids only are one path. It
 //! applies to a path that was never requested if all responses to at least two paths named it, or if it has rejected
 //! requests to two paths: a limit of one endpoint must not block the others. A rejection that names no limit blocks all.
+//! All methods take paths [without ids](without_ids).
 
 use std::borrow::Cow;
 use std::collections::HashMap;
@@ -130,7 +131,7 @@ impl PaceState {
 
     /// The policies that apply to `path`. Requests with the same set wait in one queue.
     pub(crate) fn policies_of(&self, path: &str) -> u64 {
-        self.paths.get(&*without_ids(path)).copied().unwrap_or(self.shared | self.widespread)
+        self.paths.get(path).copied().unwrap_or(self.shared | self.widespread)
     }
 
     /// Why a request to `path` must wait at `now`; `None` if it need not.
@@ -212,7 +213,6 @@ impl PaceState {
     /// Takes over what the response to a request to `path` says.
     pub(crate) fn observe(&mut self, ticket: &PaceTicket, path: &str, response: ResponseLimits<'_>) {
         self.end(ticket, false);
-        let path = without_ids(path);
         let seen = Observation {
             now: response.now,
             request: ticket.request,
@@ -232,10 +232,10 @@ impl PaceState {
             }
         }
         if named != 0 || response.rejection.is_none() {
-            self.remember(&path, named);
+            self.remember(path, named);
         }
         if let Some(rejection) = response.rejection {
-            let rejected = RejectedRequest { path: &path, request: ticket.request, rejecting: &rejecting };
+            let rejected = RejectedRequest { path, request: ticket.request, rejecting: &rejecting };
             self.block(rejected, rejection, response);
         } else {
             self.rejections = 0;
@@ -349,7 +349,7 @@ fn is_named_by(limit: &AdvertisedLimit, rejection: &RejectionBody) -> bool {
 }
 
 /// A path whose segments with digits are replaced: `/v1/items/17` and `/v1/items/18` are one path.
-fn without_ids(path: &str) -> Cow<'_, str> {
+pub(super) fn without_ids(path: &str) -> Cow<'_, str> {
     let has_digit = |text: &str| text.bytes().any(|byte| byte.is_ascii_digit());
     if !has_digit(path) {
         return Cow::Borrowed(path);

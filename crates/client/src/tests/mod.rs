@@ -59,8 +59,8 @@ pub(crate) enum Script {
     EndlessBody,
     /// A body without end, one byte each second.
     DrippingBody,
-    /// The head of a response with this status, and nothing more.
-    HangingBody(u16),
+    /// The head of a response with this status and these headers, and nothing more.
+    HangingBody(u16, &'static [(&'static str, &'static str)]),
 }
 
 pub(crate) fn respond(status: u16) -> Script {
@@ -161,8 +161,9 @@ impl TestServer {
             Script::ResetBody => Ok(Response::new(BrokenBody.boxed_unsync())),
             Script::EndlessBody => Ok(Response::new(EndlessBody.boxed_unsync())),
             Script::DrippingBody => Ok(Response::new(DrippingBody::default().boxed_unsync())),
-            Script::HangingBody(status) => {
-                Ok(Response::builder().status(status).body(HangingBody.boxed_unsync()).unwrap())
+            Script::HangingBody(status, headers) => {
+                let headers = headers.iter().map(|(name, value)| (*name, (*value).to_owned())).collect();
+                Ok(response(status, headers, "").map(|_| HangingBody.boxed_unsync()))
             }
         }
     }

@@ -279,6 +279,20 @@ async fn rejection_holds_back_requests_that_wait_in_the_bulkhead() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn rejection_holds_back_requests_before_its_body_arrives() {
+    let server = TestServer::new(|number, _| match number {
+        0 => Script::HangingBody(429, &[("retry-after", "20")]),
+        _ => respond(200),
+    });
+    let client = server.client(plain());
+    let rejected = tokio::spawn(client.get(URL).send());
+    tokio::time::sleep(Duration::from_millis(10)).await;
+    client.get(URL).send().await.unwrap();
+    assert!(server.times()[1] >= secs(20), "{:?}", server.times());
+    rejected.await.unwrap().unwrap();
+}
+
+#[tokio::test(start_paused = true)]
 async fn rejection_applies_to_paths_with_ids_although_another_path_has_no_limit() {
     let unnamed = [("x-ratelimit-limit", "10"), ("x-ratelimit-remaining", "0"), ("x-ratelimit-reset", "60")];
     let named = [("ratelimit-policy", "\"a\";q=10;w=60"), ("ratelimit", "\"a\";r=0;t=60")];
@@ -325,4 +339,14 @@ async fn max_wait_is_the_sum_of_the_waits_of_all_attempts() {
     assert!(matches!(error, ClientError::RateLimited { .. }), "{error}");
     assert_eq!(server.count(), 2);
     assert!(server.clock.elapsed() <= Duration::from_millis(1_101), "{:?}", server.clock.elapsed());
+}
+
+#[tokio::test(start_paused = true)]
+async fn request_that_need_not_wait_is_sent_without_any_max_wait() {
+    let server = TestServer::new(|_, _| delayed(secs(1), respond(200)));
+    let client = server.client(plain().max_wait(Duration::ZERO));
+    let requests: Vec<_> = (0..100).map(|_| tokio::spawn(client.get(URL).send())).collect();
+    for request in requests {
+        request.await.unwrap().unwrap();
+    }
 }

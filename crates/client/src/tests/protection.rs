@@ -158,7 +158,7 @@ async fn body_that_never_stalls_ends_at_the_deadline() {
 
 #[tokio::test(start_paused = true)]
 async fn deadline_covers_the_body_of_a_response_that_is_retried() {
-    let server = TestServer::new(|_, _| Script::HangingBody(503));
+    let server = TestServer::new(|_, _| Script::HangingBody(503, &[]));
     let client = server.client(Client::builder().backoff(secs(1), secs(1), Jitter::None));
     let deadline = Duration::from_millis(1_500);
     let error = client.get(URL).deadline(deadline).send().await.map(|response| response.status());
