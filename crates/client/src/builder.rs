@@ -8,13 +8,12 @@ use rustls::crypto::{CryptoProvider, aws_lc_rs};
 use tidegate_core::{Backoff, Breaker, BreakerConfig, Jitter, RetryBudget, TimeSpan};
 use tidegate_store::Clock;
 use tidegate_tower::bulkhead::BulkheadConfig;
-use tidegate_tower::retry::SharedRetryBudget;
 use tidegate_tower::system_clock;
 
 use crate::client::{Client, ClientSettings, ClientState};
 use crate::error::ClientBuildError;
 use crate::host::{HostSettings, HostTable};
-use crate::transport::{ConnectionSettings, HttpTransport, PooledTransport};
+use crate::transport::{ConnectionSettings, Http2Pings, HttpTransport, PooledTransport};
 
 /// The settings of a [`Client`]. Every setting has a default.
 #[derive(Debug)]
@@ -26,6 +25,7 @@ pub struct ClientBuilder {
     breaker: Option<BreakerConfig>,
     bulkhead: Option<BulkheadConfig>,
     timeout: Duration,
+    body_timeout: Duration,
     connect_timeout: Duration,
     idle_timeout: Duration,
     deadline: Option<Duration>,
@@ -49,6 +49,7 @@ impl Default for ClientBuilder {
             breaker: Some(BreakerConfig::default()),
             bulkhead: Some(BulkheadConfig::new(64).queue(1_024, Duration::from_secs(10))),
             timeout: Duration::from_secs(30),
+            body_timeout: Duration::from_mins(5),
             connect_timeout: Duration::from_secs(5),
             idle_timeout: Duration::from_mins(1),
             deadline: None,
@@ -77,8 +78,8 @@ impl ClientBuilder {
         self
     }
 
-    /// The retries that all requests of the client may have together. Default: 10 % of the requests of the last ten seconds,
-    /// plus 10 per second.
+    /// The retries that all requests to one host may have together. Default: 10 % of the requests of the last ten seconds,
+    /// plus 10 per second. Each host has a budget of its own with this share and minimum.
     pub fn retry_budget(mut self, budget: RetryBudget) -> Self {
         self.budget = budget;
         self
@@ -103,6 +104,13 @@ impl ClientBuilder {
         self
     }
 
+    /// The time that a response body may take after the head, with the time that the caller takes to read it. A host whose
+    /// bodies never end could otherwise occupy its whole bulkhead for ever. Default: 5 minutes.
+    pub fn body_timeout(mut self, timeout: Duration) -> Self {
+        self.body_timeout = timeout;
+        self
+    }
+
     /// The time in which a TCP connection must be made. Default: 5 s.
     pub fn connect_timeout(mut self, timeout: Duration) -> Self {
         self.connect_timeout = timeout;
@@ -121,8 +129,8 @@ impl ClientBuilder {
         self
     }
 
-    /// How long a request waits for a rate limit at most, plus a tenth for jitter. Default: 60 s. A request that would have to
-    /// wait for longer fails at once with [`ClientError::RateLimited`](crate::ClientError::RateLimited).
+    /// How long a request waits at most because a server says so, in all its attempts together, plus a tenth for jitter.
+    /// Default: 60 s. A request that would have to wait for longer for a rate limit fails at once with [`ClientError::RateLimited`](crate::ClientError::RateLimited).
     pub fn max_wait(mut self, wait: Duration) -> Self {
         self.max_wait = wait;
         self
@@ -158,7 +166,7 @@ impl ClientBuilder {
         self
     }
 
-    /// Keeps up to `bytes` of response bodies in memory, as far as the responses allow it. Default: no cache.
+    /// Keeps responses in memory, as far as they allow it, in up to `bytes` with all that belongs to them. Default: no cache.
     #[cfg(feature = "cache")]
     pub fn cache(mut self, bytes: usize) -> Self {
         self.cache_bytes = Some(bytes);
@@ -179,6 +187,7 @@ impl ClientBuilder {
             connect_timeout: self.connect_timeout,
             idle_timeout: self.idle_timeout,
             http2_only: self.http2_only,
+            http2_pings: Http2Pings::DEFAULT,
         });
         self.build_with(Arc::new(transport))
     }
@@ -195,17 +204,18 @@ impl ClientBuilder {
             clock: Arc::clone(&clock),
             breaker: self.breaker,
             bulkhead: self.bulkhead,
+            retries: (self.budget.share(), self.budget.min_per_second()),
             max_wait,
         });
         Ok(Client::from_state(ClientState {
             transport,
-            budget: SharedRetryBudget::with_clock(self.budget, Arc::clone(&clock)),
             clock,
             hosts,
             settings: ClientSettings {
                 attempts: self.attempts,
                 backoff,
                 timeout: self.timeout,
+                body_timeout: self.body_timeout,
                 deadline: self.deadline,
                 max_wait,
                 max_body: self.max_body,
@@ -213,7 +223,7 @@ impl ClientBuilder {
             },
             random: provider().secure_random,
             #[cfg(feature = "cache")]
-            cache: self.cache_bytes.map(crate::cache::ResponseCache::new),
+            cache: self.cache_bytes.map(|bytes| Arc::new(crate::cache::ResponseCache::new(bytes))),
         }))
     }
 }

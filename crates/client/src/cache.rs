@@ -1,36 +1,74 @@
 //! A response cache in memory (RFC 9111). The rules are those of `http-cache-semantics`.
 //!
-//! The cache behaves as a *shared* one: one client may act for several users, so responses that are `private`, or that
-//! belong to an `Authorization` and are not explicitly public, are not stored. One response is kept for each URL and partition. A fresh
-//! response is served without a request; a stale one is validated, and served again if the server says that it has not
-//! changed. Requests other than a plain GET bypass the cache; those that change a resource remove its response.
+//! The cache is a *private* one for each user: one client may act for several users, so responses are kept separately for
+//! each partition, and for each value of every request header that might identify a user. Nothing is assumed to be fresh
+//! without the server saying so. A fresh response is served without a request; a stale one is validated, and served again
+//! if the server says that it has not changed. Requests other than a plain GET bypass the cache; those that change a
+//! resource remove its responses.
+//!
+//! A response is stored while the caller reads it, once its body is complete. What is stored is copied: the parts of a
+//! response refer to the buffers that it was read into, which are much larger.
 
-use std::collections::BTreeMap;
+mod size;
+mod storing_body;
+mod table;
+
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use bytes::Bytes;
-use http::header::{IF_MATCH, IF_MODIFIED_SINCE, IF_NONE_MATCH, IF_RANGE, IF_UNMODIFIED_SINCE, RANGE};
+use http::header::{
+    ACCEPT, ACCEPT_CHARSET, ACCEPT_ENCODING, ACCEPT_LANGUAGE, AGE, CACHE_CONTROL, CONNECTION,
+    CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_RANGE, ETAG, HeaderName, IF_MATCH, IF_MODIFIED_SINCE,
+    IF_NONE_MATCH, IF_RANGE, IF_UNMODIFIED_SINCE, LAST_MODIFIED, PRAGMA, RANGE, TE, TRANSFER_ENCODING,
+    USER_AGENT,
+};
 use http::request::Parts;
-use http::{HeaderMap, Method, Response, StatusCode, response};
+use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode};
 use http_body::Body;
 use http_body_util::{BodyExt, Full};
 use http_cache_semantics::{AfterResponse, BeforeRequest, CacheOptions, CachePolicy};
 use tidegate_core::Timestamp;
 use tidegate_store::to_system_time;
 
+use self::size::copied;
+use self::storing_body::{PendingEntry, StoringBody};
+use self::table::{CacheEntry, CacheKey, CacheTable};
 use crate::body::SendBody;
 use crate::call::Call;
 use crate::client::ClientState;
 use crate::error::ClientError;
-use crate::response::{BodyTimeouts, ClientResponse, IncomingBody, ResponsePermits, collect};
+use crate::response::{BodyEnd, BodyTimeouts, ClientResponse, IncomingBody, ResponsePermits};
 
-/// What an entry occupies beside its texts: its policy, its places in two tables and the tables of its headers.
-const ENTRY_BYTES: usize = 1 << 10;
-/// What a header occupies beside its name and value.
-const HEADER_BYTES: usize = 64;
 /// A response that is longer than this part of the cache is not stored.
 const LARGEST_PART: usize = 8;
+/// A response that says to be older is taken to be this old: sums of times must not overflow.
+const OLDEST: u64 = u32::MAX as u64;
+/// Freshness is never guessed: a resource that has not changed for years may change now.
+const OPTIONS: CacheOptions = CacheOptions {
+    shared: false,
+    cache_heuristic: 0.0,
+    immutable_min_time_to_live: Duration::from_hours(24),
+    ignore_cargo_cult: false,
+};
+/// Request headers that identify no user. Responses that depend on them say so in `Vary`. All other headers might be
+/// credentials, whatever their names are.
+const IMPERSONAL: [HeaderName; 13] = [
+    ACCEPT,
+    ACCEPT_CHARSET,
+    ACCEPT_ENCODING,
+    ACCEPT_LANGUAGE,
+    CACHE_CONTROL,
+    CONNECTION,
+    PRAGMA,
+    TE,
+    USER_AGENT,
+    HeaderName::from_static("traceparent"),
+    HeaderName::from_static("tracestate"),
+    HeaderName::from_static("x-correlation-id"),
+    HeaderName::from_static("x-request-id"),
+];
 
 /// Stored responses, the least recently used of which are removed first.
 pub(crate) struct ResponseCache {
@@ -38,36 +76,13 @@ pub(crate) struct ResponseCache {
     table: Mutex<CacheTable>,
 }
 
-#[derive(Default)]
-struct CacheTable {
-    entries: BTreeMap<CacheKey, CacheEntry>,
-    /// The keys in the order of their last use.
-    order: BTreeMap<u64, CacheKey>,
-    uses: u64,
-    bytes: usize,
-}
-
-/// What a response is stored for. Partitions are accounts, so each has responses of its own.
-#[derive(Clone, PartialEq, Eq, PartialOrd, Ord)]
-struct CacheKey {
-    url: Arc<str>,
-    partition: Arc<str>,
-}
-
 /// A request whose response may be stored.
 struct CacheableGet {
     key: CacheKey,
     /// As the caller sent it, without the conditions of a validation.
-    request: Parts,
-}
-
-#[derive(Clone)]
-struct CacheEntry {
-    policy: Arc<CachePolicy>,
-    body: Bytes,
-    /// What the entry occupies.
-    size: usize,
-    last_use: u64,
+    request: Request<()>,
+    /// The changes of resources before it was sent.
+    changes: u64,
 }
 
 impl ResponseCache {
@@ -77,96 +92,122 @@ impl ResponseCache {
 
     /// Sends a request, unless there is a fresh response to it.
     pub(crate) async fn run(
-        &self,
+        self: &Arc<Self>,
         mut call: Call<'_>,
         body: SendBody,
         partition: &str,
         client: &ClientState,
     ) -> Result<ClientResponse, ClientError> {
-        let key = CacheKey { url: call.parts().uri.to_string().into(), partition: partition.into() };
-        if !is_plain_get(call.parts()) {
-            let changes = !call.parts().method.is_safe();
-            let response = call.run(body).await?;
-            if changes && !response.status().is_client_error() && !response.status().is_server_error() {
-                self.table().remove_url(&key.url);
-            }
-            return Ok(response);
+        if !is_plain_get(call.parts(), &body) {
+            return self.bypass(call, body).await;
         }
-        let get = CacheableGet { key, request: call.parts().clone() };
-        // A body that cannot be sent again allows no second request, which a failed validation needs.
-        let copy = body.try_clone();
-        let mut stored = copy.is_some().then(|| self.table().get(&get.key)).flatten();
+        let get = CacheableGet::new(call.parts(), partition, self.table().changes());
+        let mut stored = self.table().get(&get.key);
         if let Some(entry) = &stored {
             match entry.policy.before_request(&get.request, to_system_time(client.clock.now())) {
-                BeforeRequest::Fresh(parts) => return Ok(complete(parts, entry.body.clone(), 0, client)),
-                BeforeRequest::Stale { request, matches: true } => call.set_headers(request.headers),
+                BeforeRequest::Fresh(parts) => return Ok(entry.response(parts.headers.get(AGE), 0, client)),
+                BeforeRequest::Stale { request, matches: true } => {
+                    for name in [IF_NONE_MATCH, IF_MODIFIED_SINCE] {
+                        if let Some(value) = request.headers.get(&name) {
+                            call.headers_mut().insert(name, value.clone());
+                        }
+                    }
+                }
                 BeforeRequest::Stale { matches: false, .. } => stored = None,
             }
         }
         let response = call.run(body).await?;
-        let (Some(entry), Some(copy), StatusCode::NOT_MODIFIED) = (stored, copy, response.status()) else {
-            return self.store(get, response, client).await;
+        let (Some(entry), StatusCode::NOT_MODIFIED) = (stored, response.status()) else {
+            return Ok(self.store(get, response, client));
         };
-        if let Some(renewed) = self.renew(&get, entry, &response, client) {
+        if let Some(renewed) = self.renew(&get, &entry, &response, client) {
             return Ok(renewed);
         }
         // The server means another response than the stored one, and the caller has none to use a 304 for.
         self.table().remove(&get.key);
         let attempts = response.attempts();
         drop(response);
-        call.set_headers(get.request.headers.clone());
-        let response = call.run(copy).await?.with_earlier_attempts(attempts);
-        self.store(get, response, client).await
+        for name in [IF_NONE_MATCH, IF_MODIFIED_SINCE] {
+            call.headers_mut().remove(name);
+        }
+        let response = call.run(SendBody::empty()).await?.with_earlier_attempts(attempts);
+        Ok(self.store(get, response, client))
+    }
+
+    /// Sends a request that is never served from the cache. One that may have changed a resource removes its responses, also
+    /// if its result is not known.
+    async fn bypass(&self, call: Call<'_>, body: SendBody) -> Result<ClientResponse, ClientError> {
+        let is_change = !call.parts().method.is_safe();
+        let response = call.run(body).await;
+        let is_error = |status: StatusCode| status.is_client_error() || status.is_server_error();
+        if is_change && !response.as_ref().is_ok_and(|response| is_error(response.status())) {
+            self.table().remove_url(&call.parts().uri.to_string());
+        }
+        response
     }
 
     /// The stored response, if it is the one that the server says has not changed.
     fn renew(
         &self,
         get: &CacheableGet,
-        entry: CacheEntry,
+        entry: &CacheEntry,
         response: &ClientResponse,
         client: &ClientState,
     ) -> Option<ClientResponse> {
-        let head = head_of(response);
-        let now = to_system_time(client.clock.now());
-        let AfterResponse::NotModified(policy, parts) = entry.policy.after_response(&get.request, &head, now)
-        else {
+        let (now, not_modified) = (client.clock.now(), head(response.status(), response.headers().clone()));
+        let after = entry.policy.after_response(&get.request, &not_modified, to_system_time(now));
+        if !matches!(after, AfterResponse::NotModified(..)) {
             return None;
-        };
-        let size = get.size_of_entry(&parts.headers) + entry.body.len();
-        self.insert(get.key.clone(), policy, entry.body.clone(), size);
-        Some(complete(parts, entry.body, response.attempts(), client))
+        }
+        let mut headers = entry.headers.clone();
+        // The body is still the old one.
+        let of_body = [CONTENT_LENGTH, CONTENT_ENCODING, CONTENT_RANGE, TRANSFER_ENCODING];
+        for name in response.headers().keys().filter(|name| !of_body.contains(name)) {
+            headers.remove(name);
+            for value in response.headers().get_all(name) {
+                headers.append(name, value.clone());
+            }
+        }
+        let renewed = CacheEntry::new(get, head(entry.status, copied(&headers)), entry.body.clone(), now);
+        let renewed_response = renewed.response(None, response.attempts(), client);
+        self.insert(get, renewed);
+        Some(renewed_response)
     }
 
-    /// Stores a response if that is allowed and it is small enough.
-    async fn store(
-        &self,
+    /// Stores a response while it is read, if that is allowed and it is small enough.
+    fn store(
+        self: &Arc<Self>,
         get: CacheableGet,
         response: ClientResponse,
         client: &ClientState,
-    ) -> Result<ClientResponse, ClientError> {
-        let options = CacheOptions { shared: true, ..CacheOptions::default() };
-        let now = to_system_time(client.clock.now());
-        let policy = CachePolicy::new_options(&get.request, &head_of(&response), now, options);
-        let attempts = response.attempts();
-        let (parts, body) = response.into_http().into_parts();
-        let head = get.size_of_entry(&parts.headers);
-        let largest = (self.max_bytes / LARGEST_PART).saturating_sub(head);
-        let is_small = largest > 0 && body.size_hint().upper().is_some_and(|length| length <= largest as u64);
-        if !policy.is_storable() || !is_small {
-            let response = Response::from_parts(parts, body);
-            return Ok(ClientResponse::new(response, attempts, client.settings.max_body));
+    ) -> ClientResponse {
+        let now = client.clock.now();
+        let entry =
+            CacheEntry::new(&get, head(response.status(), copied(response.headers())), Bytes::new(), now);
+        let is_useful = !entry.policy.time_to_live(to_system_time(now)).is_zero()
+            || [ETAG, LAST_MODIFIED].iter().any(|validator| entry.headers.contains_key(validator));
+        let largest = (self.max_bytes / LARGEST_PART).saturating_sub(entry.size);
+        if !entry.policy.is_storable() || !is_useful || largest == 0 {
+            return response;
         }
-        let body = collect(body, largest).await?;
-        let size = head + body.len();
-        self.insert(get.key, policy, body.clone(), size);
-        Ok(complete(parts, body, attempts, client))
+        response.map_body(|body| {
+            if body.size_hint().lower() > largest as u64 {
+                return body;
+            }
+            match PendingEntry::new(Arc::clone(self), get, entry, largest) {
+                Some(pending) => body.map_transport(|body| StoringBody::new(body, pending).boxed_unsync()),
+                None => body,
+            }
+        })
     }
 
-    fn insert(&self, key: CacheKey, policy: CachePolicy, body: Bytes, size: usize) {
+    /// Stores a response, unless a resource was changed since it was requested: it may be the one before the change.
+    fn insert(&self, get: &CacheableGet, entry: CacheEntry) {
         let mut table = self.table();
-        table.insert(key, policy, body, size);
-        table.shrink_to(self.max_bytes);
+        if table.changes() == get.changes {
+            table.insert(get.key.clone(), entry);
+            table.shrink_to(self.max_bytes);
+        }
     }
 
     fn table(&self) -> MutexGuard<'_, CacheTable> {
@@ -175,58 +216,46 @@ impl ResponseCache {
 }
 
 impl CacheableGet {
-    /// What an entry occupies, except its body. Its policy holds the headers of the request and of the response.
-    fn size_of_entry(&self, response: &HeaderMap) -> usize {
-        let headers = self.request.headers.iter().chain(response);
-        let headers = headers.map(|(name, value)| HEADER_BYTES + name.as_str().len() + value.len());
-        // The URL is held by the key and by the policy.
-        ENTRY_BYTES + 2 * self.key.url.len() + self.key.partition.len() + headers.sum::<usize>()
+    fn new(parts: &Parts, partition: &str, changes: u64) -> Self {
+        let url = parts.uri.to_string();
+        let mut request = Request::new(());
+        // A URI that is parsed again has memory of its own.
+        *request.uri_mut() = url.parse().unwrap_or_default();
+        *request.headers_mut() = copied(&parts.headers);
+        let key =
+            CacheKey { url: url.into(), partition: partition.into(), user: user_of(&parts.headers).into() };
+        Self { key, request, changes }
     }
 }
 
-impl CacheTable {
-    fn get(&mut self, key: &CacheKey) -> Option<CacheEntry> {
-        let entry = self.entries.get_mut(key)?;
-        self.uses += 1;
-        if let Some(key) = self.order.remove(&entry.last_use) {
-            self.order.insert(self.uses, key);
+impl CacheEntry {
+    /// A response to `get` that was received at `now`. `head` has memory of its own.
+    fn new(get: &CacheableGet, mut head: Response<()>, body: Bytes, now: Timestamp) -> Self {
+        let age = head.headers().get(AGE).and_then(|age| age.to_str().ok()?.parse::<u64>().ok());
+        if age.is_some_and(|age| age > OLDEST) {
+            head.headers_mut().insert(AGE, OLDEST.into());
         }
-        entry.last_use = self.uses;
-        Some(entry.clone())
+        let policy = Arc::new(CachePolicy::new_options(&get.request, &head, to_system_time(now), OPTIONS));
+        let size = size::of_entry(get, head.headers()) + body.len();
+        let (parts, ()) = head.into_parts();
+        Self { policy, status: parts.status, headers: parts.headers, body, size, last_use: 0 }
     }
 
-    fn insert(&mut self, key: CacheKey, policy: CachePolicy, body: Bytes, size: usize) {
-        self.remove(&key);
-        self.uses += 1;
-        self.bytes += size;
-        self.order.insert(self.uses, key.clone());
-        let entry = CacheEntry { policy: Arc::new(policy), body, size, last_use: self.uses };
-        self.entries.insert(key, entry);
-    }
-
-    fn remove(&mut self, key: &CacheKey) {
-        if let Some(entry) = self.entries.remove(key) {
-            self.order.remove(&entry.last_use);
-            self.bytes -= entry.size;
+    /// The response that is served.
+    fn response(&self, age: Option<&HeaderValue>, attempts: u32, client: &ClientState) -> ClientResponse {
+        let body = Full::new(self.body.clone()).map_err(|never| match never {}).boxed_unsync();
+        let timeouts = BodyTimeouts {
+            clock: Arc::clone(&client.clock),
+            stall: client.settings.timeout,
+            end_at: Timestamp::MAX,
+            end: BodyEnd::Deadline,
+        };
+        let mut response = Response::new(IncomingBody::new(body, timeouts, ResponsePermits::none()));
+        (*response.status_mut(), *response.headers_mut()) = (self.status, self.headers.clone());
+        if let Some(age) = age {
+            response.headers_mut().insert(AGE, age.clone());
         }
-    }
-
-    /// Removes the responses of all partitions: a change of a resource is one for all accounts.
-    fn remove_url(&mut self, url: &Arc<str>) {
-        let first = CacheKey { url: Arc::clone(url), partition: "".into() };
-        let keys = self.entries.range(first..).map(|(key, _)| key);
-        let keys: Vec<_> = keys.take_while(|key| key.url == *url).cloned().collect();
-        for key in &keys {
-            self.remove(key);
-        }
-    }
-
-    fn shrink_to(&mut self, max_bytes: usize) {
-        while self.bytes > max_bytes {
-            let Some((_, oldest)) = self.order.first_key_value() else { return };
-            let oldest = oldest.clone();
-            self.remove(&oldest);
-        }
+        ClientResponse::new(response, attempts, client.settings.max_body)
     }
 }
 
@@ -236,29 +265,34 @@ impl fmt::Debug for ResponseCache {
     }
 }
 
-/// A GET that is not conditional and does not ask for a range.
-fn is_plain_get(request: &Parts) -> bool {
+/// A GET that is not conditional, does not ask for a range and has no body, on which the response could depend.
+fn is_plain_get(request: &Parts, body: &SendBody) -> bool {
     let conditions = [IF_MATCH, IF_MODIFIED_SINCE, IF_NONE_MATCH, IF_RANGE, IF_UNMODIFIED_SINCE, RANGE];
-    request.method == Method::GET && !conditions.iter().any(|name| request.headers.contains_key(name))
+    let is_conditional = conditions.iter().any(|name| request.headers.contains_key(name));
+    request.method == Method::GET && !is_conditional && body.is_end_stream()
 }
 
-fn head_of(response: &ClientResponse) -> Response<()> {
+/// All headers of a request that might identify a user.
+fn user_of(headers: &HeaderMap) -> String {
+    let mut names: Vec<_> = headers.keys().filter(|name| !IMPERSONAL.contains(name)).collect();
+    names.sort_unstable_by_key(|name| name.as_str());
+    let mut user = String::new();
+    for name in names {
+        for value in headers.get_all(name) {
+            // Values have no line ends, and a character for each byte keeps different ones different.
+            user.push_str(name.as_str());
+            user.push(':');
+            user.extend(value.as_bytes().iter().map(|byte| char::from(*byte)));
+            user.push('\n');
+        }
+    }
+    user
+}
+
+fn head(status: StatusCode, headers: HeaderMap) -> Response<()> {
     let mut head = Response::new(());
-    *head.status_mut() = response.status();
-    *head.headers_mut() = response.headers().clone();
+    (*head.status_mut(), *head.headers_mut()) = (status, headers);
     head
-}
-
-/// A response whose body is in memory.
-fn complete(parts: response::Parts, body: Bytes, attempts: u32, client: &ClientState) -> ClientResponse {
-    let body = Full::new(body).map_err(|never| match never {}).boxed_unsync();
-    let timeouts = BodyTimeouts {
-        clock: Arc::clone(&client.clock),
-        stall: client.settings.timeout,
-        deadline: None::<Timestamp>,
-    };
-    let body = IncomingBody::new(body, timeouts, ResponsePermits::none());
-    ClientResponse::new(Response::from_parts(parts, body), attempts, client.settings.max_body)
 }
 
 #[cfg(test)]

@@ -1,29 +1,30 @@
 //! One request with all its attempts.
 //!
 //! Each attempt passes, in this order: deadline → breaker (an open one fails at once) → pace (may wait) → bulkhead (may
-//! wait) → breaker permit → retry permit → timeout → transport. What an attempt holds is returned when its future is
+//! wait; then the pace is asked again) → breaker permit → retry permit → transport with its timeout. What an attempt holds is returned when its future is
 //! dropped; nothing is charged to the pace or the budget for an attempt that was not sent.
 
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
 use http::header::HeaderName;
 use http::request::Parts;
 use http::{HeaderValue, Method, Request, Response, StatusCode};
-use tidegate_core::{BackoffDelays, CallEnd, TimeSpan};
+use tidegate_core::{BackoffDelays, CallEnd, TimeSpan, Timestamp};
 use tidegate_headers::{AdvertisedLimits, RejectionBody};
 use tidegate_tower::breaker::BreakerOpen;
-use tidegate_tower::bulkhead::BulkheadPermit;
+use tidegate_tower::bulkhead::{BulkheadFull, BulkheadPermit};
 use tidegate_tower::deadline::Deadline;
 use tidegate_tower::retry::RetryPermit;
 
 use crate::body::SendBody;
 use crate::client::ClientState;
 use crate::error::ClientError;
-use crate::host::{HostState, host_name};
+use crate::host::{HostState, normalize_host};
 use crate::pace::{PacePermit, PaceTooSlow, Pacer, with_jitter};
 use crate::request::RequestOptions;
-use crate::response::{BodyTimeouts, ClientResponse, IncomingBody, ResponsePermits, collect};
+use crate::response::{BodyEnd, BodyTimeouts, ClientResponse, IncomingBody, ResponsePermits, collect};
 use crate::transport::{TransportBody, TransportError};
 
 pub(crate) const IDEMPOTENCY_KEY: HeaderName = HeaderName::from_static("idempotency-key");
@@ -41,6 +42,7 @@ pub(crate) struct Call<'a> {
     parts: Parts,
     deadline: Option<Deadline>,
     timeout: Duration,
+    body_timeout: Duration,
     /// Whether the server may process the request more than once.
     is_repeatable: bool,
 }
@@ -78,7 +80,7 @@ impl<'a> Call<'a> {
         options: &RequestOptions,
     ) -> Result<(Self, SendBody), ClientError> {
         let (mut parts, body) = request.into_parts();
-        let host = client.hosts.get(&host_name(&parts.uri)?);
+        let host = client.hosts.get(&normalize_host(&mut parts.uri)?);
         for (name, value) in &client.settings.headers {
             if !parts.headers.contains_key(name) {
                 parts.headers.insert(name, value.clone());
@@ -91,8 +93,9 @@ impl<'a> Call<'a> {
         let is_repeatable = parts.method.is_idempotent() || is_keyed_post || options.allow_replay;
         let pacer = client.hosts.pacer(&host, &options.partition);
         let timeout = options.timeout.unwrap_or(client.settings.timeout);
+        let body_timeout = options.body_timeout.unwrap_or(client.settings.body_timeout);
         let deadline = client.deadline(options.deadline);
-        Ok((Self { client, host, pacer, parts, deadline, timeout, is_repeatable }, body))
+        Ok((Self { client, host, pacer, parts, deadline, timeout, body_timeout, is_repeatable }, body))
     }
 
     /// The head of the request.
@@ -101,22 +104,24 @@ impl<'a> Call<'a> {
         &self.parts
     }
 
-    /// Replaces the headers of the request.
+    /// The headers of the request.
     #[cfg(feature = "cache")]
-    pub(crate) fn set_headers(&mut self, headers: http::HeaderMap) {
-        self.parts.headers = headers;
+    pub(crate) fn headers_mut(&mut self) -> &mut http::HeaderMap {
+        &mut self.parts.headers
     }
 
     /// Sends the request until it succeeds, cannot be retried or must not be.
     pub(crate) async fn run(&self, mut body: SendBody) -> Result<ClientResponse, ClientError> {
         let settings = &self.client.settings;
-        self.client.budget.record_request();
+        self.host.budget.record_request();
         let (mut delays, mut permit, mut rejection) = (settings.backoff.delays(), None, None);
+        // What all attempts together may wait because a server says so, with a tenth for jitter.
+        let mut waits = TimeSpan::from_micros(settings.max_wait.as_micros().saturating_mul(11) / 10);
         let mut attempt = 1;
         loop {
             let copy = if attempt < settings.attempts { body.try_clone() } else { None };
-            let end = self.attempt(body, permit.take()).await;
-            let wait = copy.and_then(|copy| Some((self.retry_wait(&end, &mut delays)?, copy)));
+            let end = self.attempt(body, permit.take(), &mut waits).await;
+            let wait = copy.and_then(|copy| Some((self.retry_wait(&end, &mut delays, &mut waits)?, copy)));
             let Some((wait, copy)) = wait else {
                 return match end {
                     Ok(response) => Ok(ClientResponse::new(response, attempt, settings.max_body)),
@@ -128,22 +133,34 @@ impl<'a> Call<'a> {
                     Err(failure) => Err(failure.error),
                 };
             };
-            let Some(granted) = self.client.budget.try_withdraw() else {
+            let Some(granted) = self.host.budget.try_withdraw() else {
                 return match end {
                     Ok(response) => Ok(ClientResponse::new(response, attempt, settings.max_body)),
                     Err(failure) => Err(ClientError::BudgetExhausted { last: Box::new(failure.error) }),
                 };
             };
-            let error = discard(end).await;
-            rejection = matches!(error, ClientError::RateLimited { .. }).then_some(error);
-            tokio::time::sleep(wait.into()).await;
+            rejection = match end {
+                Ok(response) => {
+                    discard_for(wait.into(), response).await;
+                    None
+                }
+                Err(AttemptFailure { error, .. }) => {
+                    tokio::time::sleep(wait.into()).await;
+                    Some(error).filter(|error| matches!(error, ClientError::RateLimited { .. }))
+                }
+            };
             (permit, body) = (Some(granted), copy);
             attempt += 1;
         }
     }
 
-    /// How long to wait before the next attempt; `None` if there is none.
-    fn retry_wait(&self, end: &AttemptResponse, delays: &mut BackoffDelays) -> Option<TimeSpan> {
+    /// How long to wait before the next attempt; `None` if there is none. What the server asks for is taken from `waits`.
+    fn retry_wait(
+        &self,
+        end: &AttemptResponse,
+        delays: &mut BackoffDelays,
+        waits: &mut TimeSpan,
+    ) -> Option<TimeSpan> {
         let now = self.client.clock.now();
         let wait = match end {
             Err(AttemptFailure { retry: RetryKind::Never, .. }) => return None,
@@ -153,12 +170,11 @@ impl<'a> Call<'a> {
             Err(AttemptFailure { retry: RetryKind::Backoff, .. }) => delays.next_delay(fastrand::u64(..)),
             Ok(response) if is_retryable(response.status()) => {
                 let backoff = delays.next_delay(fastrand::u64(..));
-                match AdvertisedLimits::parse(response.headers(), now).retry_after {
-                    Some(wait) if wait > self.client.settings.max_wait => return None,
-                    // A server that fails and says 0 must not get all attempts at once.
-                    Some(wait) => with_jitter(wait, fastrand::u64(..)).max(backoff),
-                    None => backoff,
-                }
+                let asked = AdvertisedLimits::parse(response.headers(), now).retry_after;
+                let asked = asked.map_or(TimeSpan::ZERO, |wait| with_jitter(wait, fastrand::u64(..)));
+                *waits = TimeSpan::from_micros(waits.as_micros().checked_sub(asked.as_micros())?);
+                // A server that fails and says 0 must not get all attempts at once.
+                asked.max(backoff)
             }
             Ok(_) => return None,
         };
@@ -166,14 +182,20 @@ impl<'a> Call<'a> {
         is_in_time.then_some(wait)
     }
 
-    async fn attempt(&self, body: SendBody, retry: Option<RetryPermit>) -> AttemptResponse {
+    async fn attempt(
+        &self,
+        body: SendBody,
+        retry: Option<RetryPermit>,
+        waits: &mut TimeSpan,
+    ) -> AttemptResponse {
         let never = |error| RetryKind::Never.failure(error);
         self.check_deadline().map_err(never)?;
         self.check_breaker().map_err(never)?;
-        let deadline = self.deadline.map(Deadline::instant);
-        let pace = self.pacer.acquire(self.parts.uri.path(), deadline).await;
-        let mut pace = pace.map_err(|too_slow| never(too_slow.into()))?;
-        let permits = self.acquire_permits().await.map_err(never)?;
+        let (mut pace, bulkhead) = self.acquire_place(waits).await.map_err(never)?;
+        // Waiting may have taken until the deadline.
+        self.check_deadline().map_err(never)?;
+        let permits = ResponsePermits::acquire(self.host.breaker.as_ref(), bulkhead);
+        let permits = permits.map_err(|open| never(self.breaker_open(open)))?;
         pace.mark_sent();
         if let Some(retry) = retry {
             retry.spend();
@@ -191,30 +213,32 @@ impl<'a> Call<'a> {
         });
         let is_deadline = remaining.is_some_and(|remaining| remaining <= self.timeout);
         let timeout = remaining.map_or(self.timeout, |remaining| remaining.min(self.timeout));
-        let sent = self.client.transport.send(Request::from_parts(parts, body));
+        let sent = self.client.transport.send(Request::from_parts(parts, body), timeout);
         let host = || self.host.name.to_string();
-        let (end, failure) = match tokio::time::timeout(timeout, sent).await {
-            Ok(Ok(response)) => {
+        let (end, failure) = match sent.await {
+            Ok(response) => {
                 permits.record_head(response.status());
                 return self.receive(response, pace, permits).await;
             }
-            Err(_) if is_deadline => {
+            Err(TransportError::Timeout) if is_deadline => {
                 (CallEnd::Cancelled, RetryKind::Never.failure(ClientError::DeadlineExceeded))
             }
-            Err(_) => (CallEnd::Timeout, RetryKind::Backoff.failure(ClientError::Timeout { after: timeout })),
-            Ok(Err(TransportError::Connect(source))) => {
+            Err(TransportError::Timeout) => {
+                (CallEnd::Timeout, RetryKind::Backoff.failure(ClientError::Timeout { after: timeout }))
+            }
+            Err(TransportError::Connect(source)) => {
                 pace.cancel_unsent();
                 let error = ClientError::Connect { host: host(), source };
                 (CallEnd::ConnectError, RetryKind::Backoff.failure(error))
             }
-            Ok(Err(TransportError::Lost(source))) => {
+            Err(TransportError::Lost(source)) => {
                 let error = ClientError::ConnectionLost { host: host(), source };
                 (CallEnd::Reset, RetryKind::Backoff.failure(error))
             }
-            Ok(Err(TransportError::Upload(source))) => {
+            Err(TransportError::Upload(source)) => {
                 (CallEnd::Cancelled, RetryKind::Never.failure(ClientError::Upload { source }))
             }
-            Ok(Err(TransportError::Invalid(source))) => {
+            Err(TransportError::Invalid(source)) => {
                 (CallEnd::Cancelled, RetryKind::Never.failure(ClientError::InvalidRequest { source }))
             }
         };
@@ -229,25 +253,48 @@ impl<'a> Call<'a> {
         pace: PacePermit,
         permits: ResponsePermits,
     ) -> AttemptResponse {
-        let timeouts = BodyTimeouts {
-            clock: Arc::clone(&self.client.clock),
-            stall: self.timeout,
-            deadline: self.deadline.map(Deadline::instant),
-        };
+        let now = self.client.clock.now();
+        let timeouts = self.body_timeouts(now);
         let response = response.map(|body| IncomingBody::new(body, timeouts, permits));
-        let mut limits = AdvertisedLimits::parse(response.headers(), self.client.clock.now());
+        let mut limits = AdvertisedLimits::parse(response.headers(), now);
         if response.status() != StatusCode::TOO_MANY_REQUESTS {
             pace.observe(&limits, None);
             return Ok(response);
         }
-        let body = tokio::time::timeout(DISCARD_TIMEOUT, collect(response.into_body(), MAX_DISCARDED)).await;
+        let body = tokio::time::timeout(DISCARD_TIMEOUT, collect(response.into_body(), MAX_DISCARDED));
+        let (mut body, mut pace) = (pin!(body), Some(pace));
+        let body = tokio::select! {
+            biased;
+            body = &mut body => body,
+            // Other requests must not wait for a slow body if the head says how long to wait.
+            () = std::future::ready(()), if limits.retry_after.is_some() => {
+                if let Some(pace) = pace.take() {
+                    pace.observe(&limits, Some(&RejectionBody::default()));
+                }
+                body.await
+            }
+        };
         let details = match body {
             Ok(Ok(body)) => RejectionBody::parse(&body),
             _ => RejectionBody::default(),
         };
         limits.retry_after = limits.retry_after.or(details.retry_after);
-        pace.observe(&limits, Some(&details));
+        if let Some(pace) = pace {
+            pace.observe(&limits, Some(&details));
+        }
         Err(RetryKind::Paced.failure(rejection(&limits, details)))
+    }
+
+    /// The timeouts of a body whose head arrived at `now`.
+    fn body_timeouts(&self, now: Timestamp) -> BodyTimeouts {
+        let (clock, stall) = (Arc::clone(&self.client.clock), self.timeout);
+        let end_at = now + TimeSpan::from(self.body_timeout);
+        match self.deadline.map(Deadline::instant) {
+            Some(deadline) if deadline <= end_at => {
+                BodyTimeouts { clock, stall, end_at: deadline, end: BodyEnd::Deadline }
+            }
+            _ => BodyTimeouts { clock, stall, end_at, end: BodyEnd::Timeout(self.body_timeout) },
+        }
     }
 
     fn check_deadline(&self) -> Result<(), ClientError> {
@@ -263,26 +310,46 @@ impl<'a> Call<'a> {
         self.host.breaker_open().map_or(Ok(()), |open| Err(self.breaker_open(open)))
     }
 
-    async fn acquire_permits(&self) -> Result<ResponsePermits, ClientError> {
-        let bulkhead = self.acquire_bulkhead().await?;
-        // Waiting may have taken until the deadline.
-        self.check_deadline()?;
-        let breaker = self.host.breaker.as_ref();
-        ResponsePermits::acquire(breaker, bulkhead).map_err(|open| self.breaker_open(open))
+    /// Waits for the pace and for a place in the bulkhead.
+    async fn acquire_place(
+        &self,
+        waits: &mut TimeSpan,
+    ) -> Result<(PacePermit, Option<BulkheadPermit>), ClientError> {
+        let (path, deadline) = (self.parts.uri.path(), self.deadline.map(Deadline::instant));
+        loop {
+            let mut pace = self.pacer.acquire(path, deadline, waits).await?;
+            let (bulkhead, has_waited) = self.acquire_bulkhead().await?;
+            if !has_waited || pace.renew() {
+                return Ok((pace, bulkhead));
+            }
+            // The place is free for requests that need not wait for the pace.
+            drop(bulkhead);
+            self.check_breaker()?;
+        }
     }
 
-    async fn acquire_bulkhead(&self) -> Result<Option<BulkheadPermit>, ClientError> {
-        let Some(bulkhead) = &self.host.bulkhead else { return Ok(None) };
+    /// A place in the bulkhead, and whether the request had to wait for it.
+    async fn acquire_bulkhead(&self) -> Result<(Option<BulkheadPermit>, bool), ClientError> {
+        let Some(bulkhead) = &self.host.bulkhead else { return Ok((None, false)) };
+        let full = |error: BulkheadFull| ClientError::BulkheadFull {
+            host: self.host.name.to_string(),
+            concurrent: error.concurrent,
+        };
+        let mut acquire = pin!(bulkhead.acquire());
+        tokio::select! {
+            biased;
+            acquired = &mut acquire => return Ok((Some(acquired.map_err(full)?), false)),
+            () = std::future::ready(()) => {}
+        }
         let acquired = match self.deadline {
             Some(deadline) => {
                 let remaining = deadline.remaining(self.client.clock.now());
-                let acquired = tokio::time::timeout(remaining.into(), bulkhead.acquire()).await;
+                let acquired = tokio::time::timeout(remaining.into(), acquire).await;
                 acquired.map_err(|_| ClientError::DeadlineExceeded)?
             }
-            None => bulkhead.acquire().await,
+            None => acquire.await,
         };
-        let full = |concurrent| ClientError::BulkheadFull { host: self.host.name.to_string(), concurrent };
-        acquired.map(Some).map_err(|error| full(error.concurrent))
+        Ok((Some(acquired.map_err(full)?), true))
     }
 
     fn breaker_open(&self, open: BreakerOpen) -> ClientError {
@@ -310,17 +377,11 @@ fn rejection(limits: &AdvertisedLimits, details: RejectionBody) -> ClientError {
     }
 }
 
-/// The failure of an attempt that is retried. The body of its response is read, so that the connection can be used again.
-async fn discard(end: AttemptResponse) -> ClientError {
-    match end {
-        Ok(response) => {
-            let status = response.status();
-            // A body that is long, slow or broken costs only its connection.
-            let _ = tokio::time::timeout(DISCARD_TIMEOUT, collect(response.into_body(), MAX_DISCARDED)).await;
-            ClientError::Status { status }
-        }
-        Err(failure) => failure.error,
-    }
+/// Waits before a retry, and reads the body of the response meanwhile, so that the connection can be used again. A body that
+/// is long, slow or broken costs only its connection.
+async fn discard_for(wait: Duration, response: Response<IncomingBody>) {
+    let body = collect(response.into_body(), MAX_DISCARDED);
+    let _ = tokio::join!(tokio::time::timeout(wait.min(DISCARD_TIMEOUT), body), tokio::time::sleep(wait));
 }
 
 const fn is_retryable(status: StatusCode) -> bool {

@@ -9,18 +9,17 @@ use rustls::crypto::SecureRandom;
 use tidegate_core::{Backoff, TimeSpan};
 use tidegate_store::Clock;
 use tidegate_tower::deadline::Deadline;
-use tidegate_tower::retry::SharedRetryBudget;
 
 use crate::body::SendBody;
 use crate::builder::ClientBuilder;
 use crate::call::{Call, uuid};
 use crate::error::{ClientBuildError, ClientError};
-use crate::host::HostTable;
-use crate::request::{ClientRequest, RequestOptions};
+use crate::host::{HostTable, normalize_host};
+use crate::request::{ClientRequest, RequestOptions, parse_url};
 use crate::response::ClientResponse;
 use crate::transport::HttpTransport;
 
-/// An HTTP client for rate-limited and unreliable APIs. Clones share connections, pace, breakers and the retry budget.
+/// An HTTP client for rate-limited and unreliable APIs. Clones share connections, pace, breakers and retry budgets.
 #[derive(Clone, Debug)]
 pub struct Client {
     state: Arc<ClientState>,
@@ -31,11 +30,10 @@ pub(crate) struct ClientState {
     pub(crate) transport: Arc<dyn HttpTransport>,
     pub(crate) clock: Arc<dyn Clock>,
     pub(crate) hosts: HostTable,
-    pub(crate) budget: SharedRetryBudget,
     pub(crate) settings: ClientSettings,
     pub(crate) random: &'static dyn SecureRandom,
     #[cfg(feature = "cache")]
-    pub(crate) cache: Option<crate::cache::ResponseCache>,
+    pub(crate) cache: Option<Arc<crate::cache::ResponseCache>>,
 }
 
 /// The settings that apply to every request.
@@ -44,6 +42,7 @@ pub(crate) struct ClientSettings {
     pub(crate) attempts: u32,
     pub(crate) backoff: Backoff,
     pub(crate) timeout: Duration,
+    pub(crate) body_timeout: Duration,
     pub(crate) deadline: Option<Duration>,
     pub(crate) max_wait: TimeSpan,
     pub(crate) max_body: usize,
@@ -103,9 +102,10 @@ impl Client {
         ClientRequest::new(self.clone(), Ok(request.map(Into::into)))
     }
 
-    /// The retries that the budget allows now.
-    pub fn retries_left(&self) -> u64 {
-        self.state.budget.remaining()
+    /// The retries that the budget of the host of `url` allows now.
+    pub fn retries_left(&self, url: impl AsRef<str>) -> Result<u64, ClientError> {
+        let host = normalize_host(&mut parse_url(url.as_ref())?)?;
+        Ok(self.state.hosts.get(&host).budget.remaining())
     }
 
     fn method(&self, method: Method, url: &str) -> ClientRequest {

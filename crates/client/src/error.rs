@@ -40,8 +40,8 @@ pub enum ClientError {
     /// The deadline of the request passed.
     #[error("deadline exceeded")]
     DeadlineExceeded,
-    /// An attempt took too long, or its body stalled.
-    #[error("no progress within {after:?}")]
+    /// An attempt took too long, or its body stalled or took too long.
+    #[error("timed out after {after:?}")]
     Timeout {
         /// The timeout.
         after: Duration,
@@ -83,7 +83,7 @@ pub enum ClientError {
     /// The URL cannot be requested.
     #[error("invalid URL `{url}`: {reason}")]
     InvalidUrl {
-        /// The URL, without its query.
+        /// The URL, without its query and without credentials.
         url: String,
         /// What is wrong.
         reason: &'static str,

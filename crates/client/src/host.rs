@@ -3,10 +3,12 @@
 use std::sync::Arc;
 
 use http::Uri;
-use tidegate_core::{BreakerConfig, BreakerState, TimeSpan, Timestamp};
+use http::uri::PathAndQuery;
+use tidegate_core::{BreakerConfig, BreakerState, Ratio, RetryBudget, TimeSpan, Timestamp};
 use tidegate_store::Clock;
 use tidegate_tower::breaker::{BreakerOpen, CircuitBreaker};
 use tidegate_tower::bulkhead::{Bulkhead, BulkheadConfig};
+use tidegate_tower::retry::SharedRetryBudget;
 
 use crate::error::ClientError;
 use crate::pace::Pacer;
@@ -23,6 +25,8 @@ pub(crate) struct HostState {
     pub(crate) name: Arc<str>,
     pub(crate) breaker: Option<CircuitBreaker>,
     pub(crate) bulkhead: Option<Bulkhead>,
+    /// The retries of requests to the host.
+    pub(crate) budget: SharedRetryBudget,
     /// The pace of requests without a partition.
     pacer: Arc<Pacer>,
 }
@@ -33,6 +37,8 @@ pub(crate) struct HostSettings {
     pub(crate) clock: Arc<dyn Clock>,
     pub(crate) breaker: Option<BreakerConfig>,
     pub(crate) bulkhead: Option<BulkheadConfig>,
+    /// The share of requests and the retries per second of each retry budget.
+    pub(crate) retries: (Ratio, u32),
     pub(crate) max_wait: TimeSpan,
 }
 
@@ -40,8 +46,11 @@ impl HostSettings {
     fn host(&self, name: &str) -> HostState {
         // The builder has validated the configuration.
         let breaker = |config| CircuitBreaker::with_clock(config, Arc::clone(&self.clock)).ok();
+        let (share, min_per_second) = self.retries;
+        let budget = RetryBudget::new(share, min_per_second);
         HostState {
             name: name.into(),
+            budget: SharedRetryBudget::with_clock(budget, Arc::clone(&self.clock)),
             breaker: self.breaker.and_then(breaker),
             bulkhead: self.bulkhead.map(Bulkhead::new),
             pacer: Arc::new(self.pacer()),
@@ -99,30 +108,51 @@ impl HostTable {
     }
 }
 
-/// The name of the host of a URL: scheme, host and port.
-pub(crate) fn host_name(url: &Uri) -> Result<String, ClientError> {
-    let invalid = |reason| ClientError::InvalidUrl { url: without_query(&url.to_string()), reason };
-    let default_port = match url.scheme_str() {
-        Some("http") => 80,
-        Some("https") => 443,
+/// Puts the host of a URL into its normal form, in lower case and without the default port. Returns the name of the host:
+/// scheme, host and port.
+pub(crate) fn normalize_host(url: &mut Uri) -> Result<String, ClientError> {
+    let invalid = |reason| ClientError::InvalidUrl { url: without_secrets(&url.to_string()), reason };
+    let (scheme, default_port) = match url.scheme_str() {
+        Some("http") => ("http", 80),
+        Some("https") => ("https", 443),
         Some(_) => return Err(invalid("expected http:// or https://")),
         None => return Err(invalid("expected an absolute URL with http:// or https://")),
     };
     let authority = url.authority().ok_or_else(|| invalid("the host is missing"))?;
     if authority.as_str().contains('@') {
-        let reason = "credentials are not allowed; send an Authorization header instead";
-        return Err(ClientError::InvalidUrl { url: authority.host().to_owned(), reason });
+        return Err(invalid("credentials are not allowed; send an Authorization header instead"));
     }
     if authority.host().is_empty() {
         return Err(invalid("the host is missing"));
     }
-    let (scheme, host) = (url.scheme_str().unwrap_or_default(), authority.host().to_ascii_lowercase());
-    Ok(format!("{scheme}://{host}:{}", authority.port_u16().unwrap_or(default_port)))
+    let (host, port) = (authority.host().to_ascii_lowercase(), authority.port_u16());
+    // A port that is not one must not become the default port.
+    if port.is_none() && authority.as_str().len() > host.len() + ":".len() {
+        return Err(invalid("the port is invalid"));
+    }
+    let name = format!("{scheme}://{host}:{}", port.unwrap_or(default_port));
+    let normal = match port {
+        Some(port) if port != default_port => format!("{host}:{port}"),
+        _ => host,
+    };
+    if authority.as_str() != normal {
+        let path = url.path_and_query().map_or("/", PathAndQuery::as_str);
+        let uri = Uri::builder().scheme(scheme).authority(normal).path_and_query(path).build();
+        *url = uri.map_err(|_| invalid("the host is invalid"))?;
+    }
+    Ok(name)
 }
 
-/// Queries may hold secrets.
-pub(crate) fn without_query(url: &str) -> String {
-    url.split(['?', '#']).next().unwrap_or_default().to_owned()
+/// A URL for an error message. Queries may hold secrets, and what is before an `@` may be a password; in a URL that is not
+/// valid, neither has a certain end.
+pub(crate) fn without_secrets(url: &str) -> String {
+    if !url.contains('@') {
+        return url.split(['?', '#']).next().unwrap_or_default().to_owned();
+    }
+    let host = url.parse::<Uri>().ok().and_then(|url| url.host().map(str::to_owned));
+    let scheme = url.split_once("://").map_or("", |(scheme, _)| scheme);
+    let scheme = if scheme.contains('@') { "" } else { scheme };
+    format!("{scheme}://…@{}", host.unwrap_or_default())
 }
 
 #[cfg(test)]
@@ -138,29 +168,46 @@ mod tests {
             clock: Arc::new(SystemClock::new()),
             breaker: Some(BreakerConfig::default()),
             bulkhead: None,
+            retries: (RetryBudget::SHARE, RetryBudget::MIN_PER_SECOND),
             max_wait: TimeSpan::from_secs(60),
         })
     }
 
     #[test]
-    fn host_name_of_equal_origins_is_equal() {
-        let name = |url: &'static str| host_name(&Uri::from_static(url)).unwrap();
+    fn host_of_equal_origins_has_one_name_and_form() {
+        let name = |url: &'static str| normalize_host(&mut Uri::from_static(url)).unwrap();
         assert_eq!(name("http://API.example/a?b"), "http://api.example:80");
         assert_eq!(name("http://api.example:80"), "http://api.example:80");
         assert_eq!(name("https://api.example/"), "https://api.example:443");
         assert_ne!(name("https://api.example:8443/"), name("https://api.example/"));
+        for url in ["HTTP://API.example:80/a?b", "http://api.EXAMPLE:/a?b", "http://api.example/a?b"] {
+            let mut url = Uri::from_static(url);
+            normalize_host(&mut url).unwrap();
+            assert_eq!(url.to_string(), "http://api.example/a?b");
+        }
+        for (url, normal) in [
+            ("http://A?b", "http://a/?b"),
+            ("http://A", "http://a/"),
+            ("https://[::1]:443/", "https://[::1]/"),
+            ("https://[FE80::1]:80/", "https://[fe80::1]:80/"),
+        ] {
+            let mut url = Uri::from_static(url);
+            normalize_host(&mut url).unwrap();
+            assert_eq!(url.to_string(), normal);
+        }
     }
 
     #[test]
     fn host_name_of_url_without_host_or_with_credentials_is_an_error() {
-        for url in ["/path", "ftp://a.example/", "a.example:80"] {
+        for url in ["/path", "ftp://a.example/", "a.example:80", "http://a:99999/", "http://a:b/"] {
             assert!(
-                matches!(host_name(&Uri::from_static(url)), Err(ClientError::InvalidUrl { .. })),
+                matches!(normalize_host(&mut Uri::from_static(url)), Err(ClientError::InvalidUrl { .. })),
                 "{url}"
             );
         }
-        let error = host_name(&Uri::from_static("http://user:secret@a.example/")).unwrap_err();
+        let error = normalize_host(&mut Uri::from_static("http://user:secret@a.example/")).unwrap_err();
         assert!(!error.to_string().contains("secret"), "{error}");
+        assert!(error.to_string().contains("a.example"), "{error}");
     }
 
     #[test]
@@ -186,7 +233,7 @@ mod tests {
         let host = table.get("http://a:80");
         let blocked = table.pacer(&host, "blocked");
         let limits = AdvertisedLimits { retry_after: Some(TimeSpan::from_secs(30)), ..Default::default() };
-        let permit = blocked.acquire("/", None).await.unwrap();
+        let permit = blocked.acquire("/", None, &mut TimeSpan::from_secs(60)).await.unwrap();
         permit.observe(&limits, Some(&RejectionBody::default()));
         let blocked = Arc::downgrade(&blocked);
         for number in 0..2 * MAX_PARTITIONS {

@@ -8,7 +8,7 @@
 //! - **Retries**: a rejection (429) is retried when the server allows it. Connection errors, timeouts and 500, 502, 503 and
 //!   504 are retried with a backoff, but only if the method is idempotent, a POST has an
 //!   [idempotency key](ClientRequest::idempotency_key), or the caller [allows it](ClientRequest::allow_replay). All retries
-//!   share one budget.
+//!   of a host share one budget.
 //! - **Isolation**: each host has a circuit breaker and a bulkhead.
 //! - **Deadlines**: a [deadline](ClientRequest::deadline) covers all attempts, waits and the body. The server is told what
 //!   is left of it.
@@ -55,6 +55,7 @@ mod table;
 #[cfg(test)]
 mod tests;
 mod transport;
+mod watched_io;
 
 pub use body::SendBody;
 pub use builder::ClientBuilder;

@@ -1,5 +1,6 @@
 //! A request that is being built.
 
+use std::fmt;
 use std::time::Duration;
 
 use http::header::{HeaderName, HeaderValue};
@@ -8,11 +9,10 @@ use http::{Method, Request, Uri};
 use crate::body::SendBody;
 use crate::client::Client;
 use crate::error::ClientError;
-use crate::host::without_query;
+use crate::host::without_secrets;
 use crate::response::ClientResponse;
 
 /// A request that is not sent yet. What is invalid is reported by [`send`](Self::send).
-#[derive(Debug)]
 #[must_use = "a request does nothing until it is sent"]
 pub struct ClientRequest {
     client: Client,
@@ -25,6 +25,7 @@ pub struct ClientRequest {
 pub(crate) struct RequestOptions {
     pub(crate) deadline: Option<Duration>,
     pub(crate) timeout: Option<Duration>,
+    pub(crate) body_timeout: Option<Duration>,
     pub(crate) idempotency_key: bool,
     pub(crate) allow_replay: bool,
     pub(crate) partition: Box<str>,
@@ -36,16 +37,12 @@ impl ClientRequest {
     }
 
     pub(crate) fn with_url(client: Client, method: Method, url: &str) -> Self {
-        let request = url.parse::<Uri>().map(|uri| {
+        let request = parse_url(url).map(|uri| {
             let mut request = Request::new(SendBody::empty());
             (*request.method_mut(), *request.uri_mut()) = (method, uri);
             request
         });
-        let invalid = |_| ClientError::InvalidUrl {
-            url: without_query(url),
-            reason: "expected http:// or https://, a host and a path of percent-encoded ASCII",
-        };
-        Self::new(client, request.map_err(invalid))
+        Self::new(client, request)
     }
 
     /// Sets a header and replaces earlier values of it.
@@ -112,6 +109,13 @@ impl ClientRequest {
         self
     }
 
+    /// The time that the response body may take after the head, with the time that the caller takes to read it: for long
+    /// downloads, and for streams that stay open.
+    pub fn body_timeout(mut self, timeout: Duration) -> Self {
+        self.options.body_timeout = Some(timeout);
+        self
+    }
+
     /// Sends a random `Idempotency-Key`, the same in all attempts, unless the request has one. A POST with a key is retried:
     /// use it only if the server recognizes the key.
     pub fn idempotency_key(mut self, is_sent: bool) -> Self {
@@ -138,4 +142,25 @@ impl ClientRequest {
     pub async fn send(self) -> Result<ClientResponse, ClientError> {
         self.client.execute(self.request?, self.options).await
     }
+}
+
+impl fmt::Debug for ClientRequest {
+    /// URLs and headers may hold secrets.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut request = f.debug_struct("ClientRequest");
+        match &self.request {
+            Ok(valid) => request
+                .field("method", valid.method())
+                .field("url", &without_secrets(&valid.uri().to_string())),
+            Err(error) => request.field("error", error),
+        };
+        request.finish_non_exhaustive()
+    }
+}
+
+pub(crate) fn parse_url(url: &str) -> Result<Uri, ClientError> {
+    url.parse().map_err(|_| ClientError::InvalidUrl {
+        url: without_secrets(url),
+        reason: "expected http:// or https://, a host and a path of percent-encoded ASCII",
+    })
 }

@@ -41,6 +41,12 @@ impl ClientResponse {
         self
     }
 
+    /// Changes the body.
+    #[cfg(feature = "cache")]
+    pub(crate) fn map_body(self, change: impl FnOnce(IncomingBody) -> IncomingBody) -> Self {
+        Self { response: self.response.map(change), ..self }
+    }
+
     /// The status.
     pub fn status(&self) -> StatusCode {
         self.response.status()
@@ -112,7 +118,8 @@ pub(crate) async fn collect(body: IncomingBody, limit: usize) -> Result<Bytes, C
 
 /// The body of a response.
 ///
-/// A body that stalls for longer than the timeout of an attempt, or that is not complete at the deadline, ends with an error.
+/// A body that stalls for longer than the timeout of an attempt, or that is not complete at the deadline or after the timeout
+/// of bodies, ends with an error.
 pub struct IncomingBody {
     body: TransportBody,
     timeouts: BodyTimeouts,
@@ -125,25 +132,48 @@ pub struct IncomingBody {
 #[derive(Clone, Debug)]
 pub(crate) struct BodyTimeouts {
     pub(crate) clock: Arc<dyn Clock>,
+    /// The longest time without a frame.
     pub(crate) stall: Duration,
-    pub(crate) deadline: Option<Timestamp>,
+    /// When the body must be complete.
+    pub(crate) end_at: Timestamp,
+    /// What ends it then.
+    pub(crate) end: BodyEnd,
+}
+
+/// What ends a body that is not complete.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum BodyEnd {
+    Deadline,
+    Timeout(Duration),
+}
+
+impl BodyEnd {
+    fn error(self) -> ClientError {
+        match self {
+            Self::Deadline => ClientError::DeadlineExceeded,
+            Self::Timeout(after) => ClientError::Timeout { after },
+        }
+    }
 }
 
 struct BodyTimer {
     sleep: Pin<Box<Sleep>>,
-    is_deadline: bool,
+    end: BodyEnd,
 }
 
 impl BodyTimeouts {
     fn start(&self) -> BodyTimer {
-        let remaining = self.deadline.map(|deadline| Duration::from(deadline.since(self.clock.now())));
-        let is_deadline = remaining.is_some_and(|remaining| remaining <= self.stall);
-        let wait = remaining.map_or(self.stall, |remaining| remaining.min(self.stall));
-        BodyTimer { sleep: Box::pin(tokio::time::sleep(wait)), is_deadline }
+        let remaining = Duration::from(self.end_at.since(self.clock.now()));
+        let (wait, end) = if remaining <= self.stall {
+            (remaining, self.end)
+        } else {
+            (self.stall, BodyEnd::Timeout(self.stall))
+        };
+        BodyTimer { sleep: Box::pin(tokio::time::sleep(wait)), end }
     }
 
-    fn has_deadline_passed(&self) -> bool {
-        self.deadline.is_some_and(|deadline| self.clock.now() >= deadline)
+    fn has_ended(&self) -> bool {
+        self.clock.now() >= self.end_at
     }
 }
 
@@ -222,6 +252,13 @@ impl IncomingBody {
         Self { body, timeouts, timer: None, permits }
     }
 
+    /// Changes the body as the transport delivers it.
+    #[cfg(feature = "cache")]
+    pub(crate) fn map_transport(mut self, change: impl FnOnce(TransportBody) -> TransportBody) -> Self {
+        self.body = change(self.body);
+        self
+    }
+
     fn fail(&mut self, end: CallEnd, error: ClientError) -> ClientError {
         if let Some(mut permits) = self.permits.take() {
             permits.record_body(end);
@@ -233,12 +270,11 @@ impl IncomingBody {
     fn poll_timer(&mut self, context: &mut Context<'_>) -> Poll<ClientError> {
         let timer = self.timer.get_or_insert_with(|| self.timeouts.start());
         ready!(timer.sleep.as_mut().poll(context));
-        let (is_deadline, stall) = (timer.is_deadline, self.timeouts.stall);
-        Poll::Ready(if is_deadline {
+        let end = timer.end;
+        Poll::Ready(match end {
             // The caller's deadline says nothing about the host.
-            self.fail(CallEnd::Cancelled, ClientError::DeadlineExceeded)
-        } else {
-            self.fail(CallEnd::Timeout, ClientError::Timeout { after: stall })
+            BodyEnd::Deadline => self.fail(CallEnd::Cancelled, end.error()),
+            BodyEnd::Timeout(_) => self.fail(CallEnd::Timeout, end.error()),
         })
     }
 }
@@ -258,9 +294,9 @@ impl Body for IncomingBody {
         };
         this.timer = None;
         Poll::Ready(match frame {
-            // A body that never stalls ends at the deadline too. The caller's deadline says nothing about the host.
-            Some(Ok(_)) if this.timeouts.has_deadline_passed() => {
-                Some(Err(this.fail(CallEnd::Cancelled, ClientError::DeadlineExceeded)))
+            // A body that never stalls has an end too. It says nothing about the host: the caller may have been slow.
+            Some(Ok(_)) if this.timeouts.has_ended() => {
+                Some(Err(this.fail(CallEnd::Cancelled, this.timeouts.end.error())))
             }
             Some(Ok(frame)) => {
                 if this.body.is_end_stream() {

@@ -1,8 +1,13 @@
 //! Sends one request over a connection.
+//!
+//! A connection over which nothing arrives while an attempt times out is retired: further requests use another one. HTTP/2
+//! connections are also tested with pings while requests wait for them.
 
 use std::fmt;
 use std::future::Future;
-use std::pin::Pin;
+use std::pin::{Pin, pin};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -11,11 +16,16 @@ use http_body_util::BodyExt;
 use http_body_util::combinators::UnsyncBoxBody;
 use hyper_rustls::{HttpsConnector, HttpsConnectorBuilder};
 use hyper_util::client::legacy::Client as HyperClient;
-use hyper_util::client::legacy::connect::HttpConnector;
+use hyper_util::client::legacy::connect::{CaptureConnection, HttpConnector, capture_connection};
 use hyper_util::rt::{TokioExecutor, TokioTimer};
+use tokio::sync::Notify;
 
 use crate::body::SendBody;
 use crate::error::BoxError;
+use crate::watched_io::{ReceivedBytes, WatchedConnector};
+
+/// More informational responses (1xx) to one request are an error: a server could send them for ever.
+const MAX_INFORMATIONAL: usize = 100;
 
 /// The body of a response as the transport delivers it.
 pub(crate) type TransportBody = UnsyncBoxBody<Bytes, BoxError>;
@@ -27,6 +37,8 @@ pub(crate) type TransportFuture =
 /// Why there is no response.
 #[derive(Debug)]
 pub(crate) enum TransportError {
+    /// There is no response within the timeout.
+    Timeout,
     /// No connection was made, so nothing was sent.
     Connect(BoxError),
     /// The connection broke.
@@ -39,13 +51,14 @@ pub(crate) enum TransportError {
 
 /// Sends one request, without any policy.
 pub(crate) trait HttpTransport: fmt::Debug + Send + Sync {
-    fn send(&self, request: Request<SendBody>) -> TransportFuture;
+    /// The head of the response arrives within `timeout`.
+    fn send(&self, request: Request<SendBody>, timeout: Duration) -> TransportFuture;
 }
 
 /// Pooled HTTP/1.1 and HTTP/2 connections, with TLS for `https`.
 #[derive(Clone, Debug)]
 pub(crate) struct PooledTransport {
-    client: HyperClient<HttpsConnector<HttpConnector>, SendBody>,
+    client: HyperClient<WatchedConnector<HttpsConnector<HttpConnector>>, SendBody>,
 }
 
 /// How connections are made.
@@ -55,6 +68,22 @@ pub(crate) struct ConnectionSettings {
     pub(crate) connect_timeout: Duration,
     pub(crate) idle_timeout: Duration,
     pub(crate) http2_only: bool,
+    pub(crate) http2_pings: Http2Pings,
+}
+
+/// When an HTTP/2 connection is tested while requests wait for it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Http2Pings {
+    /// After this time without any byte.
+    pub(crate) interval: Duration,
+    /// A connection without a reply for this time is closed.
+    pub(crate) timeout: Duration,
+}
+
+impl Http2Pings {
+    /// A dead connection is found in half of the default timeout of an attempt.
+    pub(crate) const DEFAULT: Self =
+        Self { interval: Duration::from_secs(10), timeout: Duration::from_secs(5) };
 }
 
 impl PooledTransport {
@@ -63,6 +92,10 @@ impl PooledTransport {
         tcp.enforce_http(false);
         tcp.set_nodelay(true);
         tcp.set_connect_timeout(Some(settings.connect_timeout));
+        // A connection that dies while nobody uses it is closed within half a minute.
+        tcp.set_keepalive(Some(Duration::from_secs(15)));
+        tcp.set_keepalive_interval(Some(Duration::from_secs(5)));
+        tcp.set_keepalive_retries(Some(3));
         // ALPN chooses the version over TLS.
         let tls = HttpsConnectorBuilder::new().with_tls_config(settings.tls).https_or_http();
         let connector = if settings.http2_only {
@@ -75,23 +108,94 @@ impl PooledTransport {
             .pool_timer(TokioTimer::new())
             .timer(TokioTimer::new())
             .http2_only(settings.http2_only)
-            .build(connector);
+            .http2_keep_alive_interval(settings.http2_pings.interval)
+            .http2_keep_alive_timeout(settings.http2_pings.timeout)
+            .build(WatchedConnector(connector));
         Self { client }
     }
 }
 
 impl HttpTransport for PooledTransport {
-    fn send(&self, request: Request<SendBody>) -> TransportFuture {
+    fn send(&self, mut request: Request<SendBody>, timeout: Duration) -> TransportFuture {
         let failure = request.body().failure();
+        let connection = capture_connection(&mut request);
+        let informational = InformationalCount::watch(&mut request);
         let response = self.client.request(request);
         Box::pin(async move {
-            let response =
-                response.await.map_err(|error| match failure.and_then(|failure| failure.take()) {
-                    Some(source) => TransportError::Upload(source),
-                    None => error.into(),
-                })?;
+            let mut watch = ConnectionWatch { connection, start: None };
+            let mut response = pin!(response);
+            let waiting = async {
+                tokio::select! {
+                    biased;
+                    response = &mut response => return response,
+                    () = watch.start() => {}
+                }
+                response.await
+            };
+            let response = tokio::select! {
+                biased;
+                response = waiting => response,
+                () = tokio::time::sleep(timeout) => {
+                    watch.retire_if_silent();
+                    return Err(TransportError::Timeout);
+                }
+                () = informational.too_many.notified() => {
+                    return Err(TransportError::Lost("too many informational responses".into()));
+                }
+            };
+            let response = response.map_err(|error| match failure.and_then(|failure| failure.take()) {
+                Some(source) => TransportError::Upload(source),
+                None => error.into(),
+            })?;
             Ok(response.map(|body| body.map_err(Into::into).boxed_unsync()))
         })
+    }
+}
+
+/// The connection of a request.
+struct ConnectionWatch {
+    connection: CaptureConnection,
+    /// What the connection had received when it was chosen for the request.
+    start: Option<(ReceivedBytes, u64)>,
+}
+
+impl ConnectionWatch {
+    /// Waits until the request has a connection.
+    async fn start(&mut self) {
+        let info = self.connection.wait_for_connection_metadata().await;
+        self.start = info.as_ref().and_then(|info| {
+            let received = ReceivedBytes::of(info)?;
+            let count = received.count();
+            Some((received, count))
+        });
+    }
+
+    /// Keeps further requests from a connection that has received nothing since it was chosen.
+    fn retire_if_silent(&self) {
+        let is_silent = self.start.as_ref().is_some_and(|(received, count)| received.count() == *count);
+        if let (true, Some(info)) = (is_silent, &*self.connection.connection_metadata()) {
+            info.poison();
+        }
+    }
+}
+
+/// Counts the informational responses to a request.
+#[derive(Default)]
+struct InformationalCount {
+    count: AtomicUsize,
+    too_many: Notify,
+}
+
+impl InformationalCount {
+    fn watch(request: &mut Request<SendBody>) -> Arc<Self> {
+        let counter = Arc::new(Self::default());
+        let shared = Arc::clone(&counter);
+        hyper::ext::on_informational(request, move |_| {
+            if shared.count.fetch_add(1, Ordering::Relaxed) == MAX_INFORMATIONAL {
+                shared.too_many.notify_one();
+            }
+        });
+        counter
     }
 }
 
@@ -107,5 +211,38 @@ impl From<hyper_util::client::legacy::Error> for TransportError {
         } else {
             Self::Lost(error.into())
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tidegate_testkit::server::AcceptLoop;
+    use tidegate_testkit::wait::soon;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn http2_connection_without_replies_to_pings_is_lost_before_the_timeout() {
+        // It reads nothing after the preface, so it replies to no ping.
+        let server = AcceptLoop::start(|_, stream| async move {
+            let _stream = stream;
+            std::future::pending::<()>().await;
+        })
+        .await;
+        let tls = rustls::ClientConfig::builder_with_provider(Arc::new(
+            rustls::crypto::aws_lc_rs::default_provider(),
+        ));
+        let tls = tls.with_safe_default_protocol_versions().unwrap();
+        let millis = Duration::from_millis;
+        let transport = PooledTransport::new(ConnectionSettings {
+            tls: tls.with_root_certificates(rustls::RootCertStore::empty()).with_no_client_auth(),
+            connect_timeout: Duration::from_secs(5),
+            idle_timeout: Duration::from_secs(5),
+            http2_only: true,
+            http2_pings: Http2Pings { interval: millis(20), timeout: millis(20) },
+        });
+        let request = Request::get(server.url()).body(SendBody::empty()).unwrap();
+        let error = soon(transport.send(request, Duration::from_secs(15))).await.unwrap_err();
+        assert!(matches!(error, TransportError::Lost(_)), "{error:?}");
     }
 }

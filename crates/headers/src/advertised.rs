@@ -7,7 +7,8 @@
 //! 3. `RateLimit-Limit`, `RateLimit-Remaining`, `RateLimit-Reset`, with the same policies, which may also follow the limit;
 //! 4. `X-RateLimit-*`, or `X-Rate-Limit-*`.
 //!
-//! The server may be wrong or hostile: invalid values are ignored.
+//! The server may be wrong or hostile: invalid values are ignored. A number with a fraction or beyond the range is rounded to
+//! its safe side: times up, units down.
 
 use std::time::UNIX_EPOCH;
 
@@ -94,12 +95,12 @@ impl SingleValueHeaders {
         now: Timestamp,
         limits: &mut Vec<AdvertisedLimit>,
     ) -> Option<AdvertisedLimit> {
-        let number = |name| headers.get_all(name).iter().find_map(number);
+        let number = |name, round| headers.get_all(name).iter().find_map(|value| number(value, round));
         let mut listed = policies(headers, &self.limit).into_iter().filter(|policy| policy.name.is_none());
         let first = listed.next().unwrap_or_default();
-        let quota = first.quota.or_else(|| number(&self.limit));
-        let remaining = number(&self.remaining);
-        let reset_after = number(&self.reset).map(|seconds| reset_after(seconds, now));
+        let quota = first.quota.or_else(|| number(&self.limit, Round::Down));
+        let remaining = number(&self.remaining, Round::Down);
+        let reset_after = number(&self.reset, Round::Up).map(|seconds| reset_after(seconds, now));
         if quota.is_none() && remaining.is_none() && reset_after.is_none() {
             return None;
         }
@@ -133,7 +134,7 @@ fn policies(headers: &HeaderMap, name: &HeaderName) -> Vec<AdvertisedLimit> {
 
 fn policy(item: &Item) -> Option<AdvertisedLimit> {
     let parameter = |key| item.params.get(key);
-    let window = parameter("w").and_then(integer).map(TimeSpan::from_secs);
+    let window = parameter("w").and_then(|window| item_number(window, Round::Up)).map(TimeSpan::from_secs);
     if let Some(quota) = integer(&item.bare_item) {
         return Some(AdvertisedLimit { quota: Some(quota), window, ..AdvertisedLimit::default() });
     }
@@ -149,9 +150,10 @@ fn policy(item: &Item) -> Option<AdvertisedLimit> {
 /// The states of named limits: `"name";r=50;t=30`.
 fn states(headers: &HeaderMap) -> Vec<AdvertisedLimit> {
     let state = |item: Item| {
-        let parameter = |key| item.params.get(key).and_then(integer);
+        let parameter = |key, round| item.params.get(key).and_then(|value| item_number(value, round));
         let name = Some(text(&item.bare_item)?.to_owned());
-        let (remaining, reset_after) = (parameter("r"), parameter("t").map(TimeSpan::from_secs));
+        let remaining = parameter("r", Round::Down);
+        let reset_after = parameter("t", Round::Up).map(TimeSpan::from_secs);
         let state = AdvertisedLimit { name, remaining, reset_after, ..AdvertisedLimit::default() };
         (remaining.is_some() || reset_after.is_some()).then_some(state)
     };
@@ -161,11 +163,12 @@ fn states(headers: &HeaderMap) -> Vec<AdvertisedLimit> {
 /// `limit=100, remaining=50, reset=30`.
 fn dictionary(headers: &HeaderMap, now: Timestamp) -> Option<AdvertisedLimit> {
     let members = Parser::new(&joined(headers, &names::RATELIMIT)).parse::<Dictionary>().ok()?;
-    let number = |key| match members.get(key)? {
-        ListEntry::Item(item) => integer(&item.bare_item),
+    let number = |key, round| match members.get(key)? {
+        ListEntry::Item(item) => item_number(&item.bare_item, round),
         ListEntry::InnerList(_) => None,
     };
-    let (quota, remaining, reset) = (number("limit"), number("remaining"), number("reset"));
+    let (quota, remaining) = (number("limit", Round::Down), number("remaining", Round::Down));
+    let reset = number("reset", Round::Up);
     if quota.is_none() && remaining.is_none() && reset.is_none() {
         return None;
     }
@@ -173,13 +176,12 @@ fn dictionary(headers: &HeaderMap, now: Timestamp) -> Option<AdvertisedLimit> {
     Some(AdvertisedLimit { quota, remaining, reset_after, ..AdvertisedLimit::default() })
 }
 
-/// `Retry-After`, or its counterpart among the `X-RateLimit` headers.
+/// `Retry-After`, or its counterpart among the `X-RateLimit` headers. The longest of several counts.
 fn retry_after(headers: &HeaderMap, now: Timestamp) -> Option<TimeSpan> {
-    let standard = headers.get_all(RETRY_AFTER).iter().find_map(|value| {
-        number(value).map(TimeSpan::from_secs).or_else(|| Some(http_date(value)?.since(now)))
-    });
-    let seconds = || headers.get_all(names::X_RETRY_AFTER).iter().find_map(number);
-    standard.or_else(|| seconds().map(TimeSpan::from_secs))
+    let seconds = |value| number(value, Round::Up).map(TimeSpan::from_secs);
+    let standard = headers.get_all(RETRY_AFTER).iter();
+    let standard = standard.filter_map(|value| seconds(value).or_else(|| Some(http_date(value)?.since(now))));
+    standard.max().or_else(|| headers.get_all(names::X_RETRY_AFTER).iter().filter_map(seconds).max())
 }
 
 fn http_date(value: &HeaderValue) -> Option<Timestamp> {
@@ -196,13 +198,24 @@ fn reset_after(seconds: u64, now: Timestamp) -> TimeSpan {
     }
 }
 
-/// A whole number of decimal digits.
-fn number(value: &HeaderValue) -> Option<u64> {
-    let digits = value.as_bytes().trim_ascii();
-    if !digits.iter().all(u8::is_ascii_digit) {
+/// Where a fraction goes.
+#[derive(Clone, Copy)]
+enum Round {
+    Up,
+    Down,
+}
+
+/// A number of decimal digits, possibly with a fraction. One beyond the range is the largest.
+fn number(value: &HeaderValue, round: Round) -> Option<u64> {
+    let text = std::str::from_utf8(value.as_bytes().trim_ascii()).ok()?;
+    let (whole, fraction) = text.split_once('.').unwrap_or((text, "0"));
+    let is_digits = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
+    if !is_digits(whole) || !is_digits(fraction) {
         return None;
     }
-    std::str::from_utf8(digits).ok()?.parse().ok()
+    let whole = whole.parse().unwrap_or(u64::MAX);
+    let is_more = fraction.bytes().any(|digit| digit != b'0');
+    Some(whole.saturating_add(u64::from(is_more && matches!(round, Round::Up))))
 }
 
 /// The items of a structured list.
@@ -221,6 +234,12 @@ fn joined(headers: &HeaderMap, name: &HeaderName) -> Vec<u8> {
 
 fn integer(item: &BareItem) -> Option<u64> {
     u64::try_from(i64::from(item.as_integer()?)).ok()
+}
+
+/// An integer or a decimal that is not negative.
+fn item_number(item: &BareItem, round: Round) -> Option<u64> {
+    let Some(decimal) = item.as_decimal() else { return integer(item) };
+    number(&HeaderValue::try_from(decimal.to_string()).ok()?, round)
 }
 
 /// A string, or a token as earlier drafts have it.

@@ -3,6 +3,8 @@
 //! Understood are the bodies that [`ErrorBody`](crate::ErrorBody) writes, and problems (RFC 9457) with
 //! `violated-policies`. The server may be wrong or hostile: anything else is ignored.
 
+use std::time::Duration;
+
 use serde_json::Value;
 use tidegate_core::TimeSpan;
 
@@ -34,9 +36,16 @@ impl RejectionBody {
         Self {
             policy: policy.filter(|name| name.len() <= LONGEST_NAME).map(str::to_owned),
             limit: number("limit"),
-            retry_after: number("retry_after").map(TimeSpan::from_secs),
+            retry_after: members.get("retry_after").and_then(seconds),
         }
     }
+}
+
+/// A number of seconds. One beyond the range is the longest time.
+fn seconds(value: &Value) -> Option<TimeSpan> {
+    let fraction = || value.as_f64().filter(|seconds| *seconds >= 0.0);
+    let from_fraction = |seconds| Duration::try_from_secs_f64(seconds).map_or(TimeSpan::MAX, TimeSpan::from);
+    value.as_u64().map(TimeSpan::from_secs).or_else(|| fraction().map(from_fraction))
 }
 
 #[cfg(test)]
@@ -67,6 +76,18 @@ mod tests {
             };
             assert_eq!(RejectionBody::parse(&body), expected, "{style:?}");
         }
+    }
+
+    #[test]
+    fn rejection_body_time_with_a_fraction_or_beyond_the_range_is_kept() {
+        let time =
+            |value| RejectionBody::parse(format!(r#"{{"retry_after":{value}}}"#).as_bytes()).retry_after;
+        assert_eq!(time("0.65"), Some(TimeSpan::from_millis(650)));
+        assert_eq!(time("7.0"), Some(TimeSpan::from_secs(7)));
+        for huge in ["1e300", "18446744073709551616"] {
+            assert_eq!(time(huge), Some(TimeSpan::MAX), "{huge}");
+        }
+        assert_eq!(time("-1.5"), None);
     }
 
     #[test]

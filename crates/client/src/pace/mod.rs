@@ -18,7 +18,7 @@ use tidegate_store::Clock;
 use tokio::sync::Notify;
 
 pub(crate) use self::policy_pace::with_jitter;
-use self::state::{PaceDelay, PaceState, PaceTicket, ResponseLimits};
+use self::state::{PaceDelay, PaceState, PaceTicket, ResponseLimits, without_ids};
 use crate::table::Forgettable;
 
 /// Queues without a waiting request are removed when there are more than this.
@@ -28,7 +28,6 @@ const MAX_IDLE_QUEUES: usize = 16;
 #[derive(Debug)]
 pub(crate) struct Pacer {
     clock: Arc<dyn Clock>,
-    max_wait: TimeSpan,
     state: Mutex<PaceState>,
     /// Notified when a request has ended.
     changed: Notify,
@@ -56,32 +55,41 @@ pub(crate) struct PaceTooSlow {
 }
 
 impl Pacer {
-    /// Requests wait for at most `max_wait`, plus a tenth for jitter.
+    /// A reset up to `max_wait` is always believed.
     pub(crate) fn new(clock: Arc<dyn Clock>, max_wait: TimeSpan) -> Self {
         let state = Mutex::new(PaceState::new(max_wait));
-        Self { clock, max_wait, state, changed: Notify::new(), queues: Mutex::default() }
+        Self { clock, state, changed: Notify::new(), queues: Mutex::default() }
     }
 
-    /// Waits until a request to `path` may be sent. A wait that ends after `deadline` or `max_wait` fails at once.
+    /// Waits until a request to `path` may be sent, and subtracts the wait from `left`. A wait that ends after `deadline` or
+    /// is longer than what is `left` fails at once.
     pub(crate) async fn acquire(
         self: &Arc<Self>,
         path: &str,
         deadline: Option<Timestamp>,
+        left: &mut TimeSpan,
     ) -> Result<PacePermit, PaceTooSlow> {
+        let path = &*without_ids(path);
         let start = self.clock.now();
-        let jitter = TimeSpan::from_micros(self.max_wait.as_micros() / 10);
-        let latest = (start + self.max_wait + jitter).min(deadline.unwrap_or(Timestamp::MAX));
-        self.check(path, latest)?;
+        let latest = (start + *left).min(deadline.unwrap_or(Timestamp::MAX));
+        self.check(path, |delay| delay.is_required && delay.until >= latest)?;
         let queue = self.queue(path);
         let turn = tokio::time::timeout(latest.since(start).into(), queue.lock()).await;
-        let Ok(_turn) = turn else { return Err(self.too_slow(path)) };
+        // Without a turn, only a request that need not wait is sent.
+        if turn.is_err() {
+            self.check(path, |_| true)?;
+        }
         loop {
             let mut changed = pin!(self.changed.notified());
             // Changes from here on are noticed.
             changed.as_mut().enable();
             let now = self.clock.now();
             let wait = match self.try_charge(path, now, latest)? {
-                Ok(permit) => return Ok(permit),
+                Ok(permit) => {
+                    *left =
+                        TimeSpan::from_micros(left.as_micros().saturating_sub(now.since(start).as_micros()));
+                    return Ok(permit);
+                }
                 Err(delay) => Duration::from(delay.until.since(now)),
             };
             tokio::select! {
@@ -110,21 +118,11 @@ impl Pacer {
         }
     }
 
-    /// Fails if a request to `path` certainly has to wait until `latest` or longer.
-    fn check(&self, path: &str, latest: Timestamp) -> Result<(), PaceTooSlow> {
+    /// Fails if a request to `path` has to wait now, and the wait is too slow.
+    fn check(&self, path: &str, is_too_slow: impl FnOnce(&PaceDelay) -> bool) -> Result<(), PaceTooSlow> {
         let now = self.clock.now();
-        match self.state().delay(path, now) {
-            Some(delay) if delay.is_required && delay.until >= latest => Err(PaceTooSlow::new(delay, now)),
-            _ => Ok(()),
-        }
-    }
-
-    fn too_slow(&self, path: &str) -> PaceTooSlow {
-        let now = self.clock.now();
-        match self.state().delay(path, now) {
-            Some(delay) => PaceTooSlow::new(delay, now),
-            None => PaceTooSlow { policy: None, limit: None, retry_after: None },
-        }
+        let delay = self.state().delay(path, now).filter(is_too_slow);
+        delay.map_or(Ok(()), |delay| Err(PaceTooSlow::new(delay, now)))
     }
 
     fn queue(&self, path: &str) -> Arc<tokio::sync::Mutex<()>> {
@@ -164,6 +162,18 @@ impl PacePermit {
             self.pacer.state().observe(&ticket, &self.path, response);
             self.pacer.changed.notify_waiters();
         }
+    }
+
+    /// Asks the pace again after another wait: a rejection may have arrived meanwhile. Returns whether the request may still
+    /// be sent now; otherwise, it has charged nothing. Its place in the order of sending is that of now.
+    pub(crate) fn renew(&mut self) -> bool {
+        let Some(ticket) = self.ticket.take() else { return false };
+        let now = self.pacer.clock.now();
+        self.ticket = self.pacer.state().renew(&ticket, &self.path, now);
+        if self.ticket.is_none() {
+            self.pacer.changed.notify_waiters();
+        }
+        self.ticket.is_some()
     }
 
     /// The server may get the request from now on.

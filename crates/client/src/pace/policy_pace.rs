@@ -23,6 +23,10 @@ pub(super) struct PolicyPace {
     next_at: Timestamp,
     /// Whether a request costs one unit. Other limits are respected only when they are exhausted.
     counts_requests: bool,
+    /// The number of the request whose response told the state.
+    reported_by: u64,
+    /// Until when the last rejection said that nothing is left.
+    rejected_until: Timestamp,
 }
 
 /// When a limit admits a request.
@@ -38,6 +42,8 @@ pub(super) enum PolicyDelay {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Observation {
     pub(super) now: Timestamp,
+    /// The number of the request, in the order of sending.
+    pub(super) request: u64,
     /// Resets later than this are not believed.
     pub(super) horizon: TimeSpan,
     /// Requests that the response may not count: those in flight.
@@ -69,6 +75,8 @@ impl PolicyPace {
             jitter: up_to_a_tenth(reset_after, seen.random),
             next_at: seen.now,
             counts_requests: matches!(limit.unit, None | Some(LimitUnit::Requests)),
+            reported_by: seen.request,
+            rejected_until: Timestamp::ZERO,
         })
     }
 
@@ -92,16 +100,21 @@ impl PolicyPace {
         }
     }
 
-    /// Takes over what a response says.
+    /// Takes over what a response says, unless the response to a request that was sent later is known: a slow response
+    /// may be about a window that has ended. The later one does not count this request, so nothing is lost.
     pub(super) fn observe(&mut self, limit: &AdvertisedLimit, seen: Observation) {
         let Some((remaining, reset_after)) = state_of(limit, seen) else { return };
+        if seen.request < self.reported_by {
+            return;
+        }
+        self.reported_by = seen.request;
         let (is_first, reset_at) = (seen.now >= self.reset_at, seen.now + reset_after);
         // Requests are processed and responses arrive in any order. Both our own count and what the response reports
         // without the requests that it may not count are at most what is left; if the response reports less than our
         // count, somebody else uses the limit too.
         let left = remaining.saturating_sub(seen.uncounted());
         self.remaining = if remaining < self.remaining || is_first { left } else { left.max(self.remaining) };
-        self.reset_at = if seen.overtaking > 0 { self.reset_at.max(reset_at) } else { reset_at };
+        self.reset_at = if self.remaining == 0 { reset_at.max(self.rejected_until) } else { reset_at };
         self.jitter = up_to_a_tenth(reset_after, seen.random);
         self.quota = limit.quota.unwrap_or(self.quota.max(remaining.saturating_add(1)));
         self.span = match limit.window {
@@ -110,17 +123,11 @@ impl PolicyPace {
         };
     }
 
-    /// A rejection without `Retry-After`: nothing is left before `until`.
-    pub(super) fn exhaust_at_least_until(&mut self, until: Timestamp) {
-        self.remaining = 0;
-        if until > self.reset_at {
-            self.exhaust_until(until);
-        }
-    }
-
-    /// A rejection with `Retry-After`, which takes precedence over the reset.
-    pub(super) fn exhaust_until(&mut self, until: Timestamp) {
+    /// A rejection of this request: nothing is left before `until`, which the rejection itself says.
+    pub(super) fn exhaust_until(&mut self, until: Timestamp, request: u64) {
         (self.remaining, self.reset_at, self.jitter) = (0, until, TimeSpan::ZERO);
+        self.rejected_until = until;
+        self.reported_by = self.reported_by.max(request);
     }
 
     /// Why a request must wait at `now`; `None` if it need not.

@@ -6,9 +6,12 @@
 //! - After a limit was exhausted, one request tests whether it admits requests again. The others wait for the response to
 //!   it, so that they do not all arrive at the reset.
 //!
-//! A limit applies to a path if the last response to that path named it. It applies to a path that was never requested if
-//! all responses to at least two paths named it: a limit of one endpoint must not block the others.
+//! A limit applies to a path if the last response to that path named it; paths that differ in ids only are one path. It
+//! applies to a path that was never requested if all responses to at least two paths named it, or if it has rejected
+//! requests to two paths: a limit of one endpoint must not block the others. A rejection that names no limit blocks all.
+//! All methods take paths [without ids](without_ids).
 
+use std::borrow::Cow;
 use std::collections::HashMap;
 
 use tidegate_core::{TimeSpan, Timestamp};
@@ -35,11 +38,16 @@ const HORIZON: TimeSpan = TimeSpan::from_secs(3_600);
 pub(crate) struct PaceState {
     horizon: TimeSpan,
     policies: Vec<PolicyPace>,
-    /// The policies of each path, as the last response to it named them.
+    /// The policies of each path without its ids, as the last response to it named them.
     paths: HashMap<Box<str>, u64>,
     /// The policies that all known paths have, if there are at least two of them.
     shared: u64,
+    /// The policies that have rejected requests to at least two paths, and the paths that each rejected first.
+    widespread: u64,
+    first_rejected: HashMap<usize, Box<str>>,
     in_flight: u32,
+    /// The number of requests so far.
+    requests: u64,
     /// The number of responses so far.
     responses: u64,
     last_sent: Timestamp,
@@ -59,6 +67,8 @@ pub(crate) struct PaceState {
 pub(crate) struct PaceTicket {
     policies: u64,
     at: Timestamp,
+    /// The number of the request, in the order of sending.
+    request: u64,
     /// The number of responses when the request was sent.
     responses: u64,
 }
@@ -87,6 +97,17 @@ pub(crate) struct ResponseLimits<'a> {
     pub(crate) random: u64,
 }
 
+/// A request that was rejected.
+#[derive(Clone, Copy)]
+struct RejectedRequest<'a> {
+    /// Its path without ids.
+    path: &'a str,
+    /// Its number, in the order of sending.
+    request: u64,
+    /// The limits that rejected it, as far as the headers tell, with the numbers of their policies.
+    rejecting: &'a [(usize, &'a AdvertisedLimit)],
+}
+
 impl PaceState {
     /// Knows no limits. A reset up to `max_wait` is always believed.
     pub(crate) fn new(max_wait: TimeSpan) -> Self {
@@ -95,7 +116,10 @@ impl PaceState {
             policies: Vec::new(),
             paths: HashMap::new(),
             shared: 0,
+            widespread: 0,
+            first_rejected: HashMap::new(),
             in_flight: 0,
+            requests: 0,
             responses: 0,
             last_sent: Timestamp::ZERO,
             blocked_until: Timestamp::ZERO,
@@ -107,11 +131,15 @@ impl PaceState {
 
     /// The policies that apply to `path`. Requests with the same set wait in one queue.
     pub(crate) fn policies_of(&self, path: &str) -> u64 {
-        self.paths.get(path).copied().unwrap_or(self.shared)
+        self.paths.get(path).copied().unwrap_or(self.shared | self.widespread)
     }
 
     /// Why a request to `path` must wait at `now`; `None` if it need not.
     pub(crate) fn delay(&self, path: &str, now: Timestamp) -> Option<PaceDelay> {
+        self.limit_delay(path, now).or_else(|| self.ramp_delay(now))
+    }
+
+    fn limit_delay(&self, path: &str, now: Timestamp) -> Option<PaceDelay> {
         let mut latest = (now < self.blocked_until).then(|| PaceDelay {
             until: self.blocked_until,
             is_required: true,
@@ -130,16 +158,15 @@ impl PaceState {
                 latest = Some(PaceDelay { until, is_required, policy, limit });
             }
         }
-        latest.or_else(|| {
-            let next_probe = self.last_sent + PROBE_INTERVAL;
-            let is_full = self.ramp.is_some_and(|ramp| self.in_flight >= ramp);
-            (is_full && now < next_probe).then_some(PaceDelay {
-                until: next_probe,
-                is_required: false,
-                policy: None,
-                limit: None,
-            })
-        })
+        latest
+    }
+
+    /// While the host recovers, a request waits for the responses to others, or for the next probe.
+    fn ramp_delay(&self, now: Timestamp) -> Option<PaceDelay> {
+        let until = self.last_sent + PROBE_INTERVAL;
+        let is_full = self.ramp.is_some_and(|ramp| self.in_flight >= ramp);
+        let delay = PaceDelay { until, is_required: false, policy: None, limit: None };
+        (is_full && now < until).then_some(delay)
     }
 
     /// Whether a rejection or an exhausted limit holds any request back at `now`.
@@ -160,7 +187,17 @@ impl PaceState {
         }
         self.in_flight = self.in_flight.saturating_add(1);
         self.last_sent = now;
-        PaceTicket { policies, at: now, responses: self.responses }
+        self.requests += 1;
+        PaceTicket { policies, at: now, request: self.requests, responses: self.responses }
+    }
+
+    /// Charges a request again that was not sent yet. `None` if it must wait now; then it is not charged any more. The time of
+    /// a request that was spread has come already.
+    pub(crate) fn renew(&mut self, ticket: &PaceTicket, path: &str, now: Timestamp) -> Option<PaceTicket> {
+        self.end(ticket, true);
+        let is_held_back = self.limit_delay(path, now).is_some_and(|delay| delay.is_required);
+        let must_wait = is_held_back || self.ramp_delay(now).is_some();
+        (!must_wait).then(|| self.charge(path, now))
     }
 
     /// Ends a request without a response. Its units are returned if it was certainly `unsent`.
@@ -178,6 +215,7 @@ impl PaceState {
         self.end(ticket, false);
         let seen = Observation {
             now: response.now,
+            request: ticket.request,
             horizon: self.horizon,
             in_flight: self.in_flight.into(),
             overtaking: self.responses.saturating_sub(ticket.responses),
@@ -185,21 +223,20 @@ impl PaceState {
         };
         self.responses += 1;
         self.make_room(&response.limits.limits);
-        let (mut named, mut exhausted) = (0, 0);
+        let (mut named, mut rejecting) = (0, Vec::new());
         for limit in &response.limits.limits {
             let Some(index) = self.update(limit, seen) else { continue };
             named |= 1 << index;
-            let is_named =
-                response.rejection.is_some_and(|body| body.policy.is_some() && body.policy == limit.name);
-            if limit.remaining == Some(0) || is_named {
-                exhausted |= 1 << index;
+            if response.rejection.is_some_and(|body| is_named_by(limit, body)) {
+                rejecting.push((index, limit));
             }
         }
         if named != 0 || response.rejection.is_none() {
             self.remember(path, named);
         }
         if let Some(rejection) = response.rejection {
-            self.block(exhausted, rejection, response);
+            let rejected = RejectedRequest { path, request: ticket.request, rejecting: &rejecting };
+            self.block(rejected, rejection, response);
         } else {
             self.rejections = 0;
             // Advertised limits say how much is admitted; without them, the load is doubled with each response.
@@ -208,10 +245,19 @@ impl PaceState {
         }
     }
 
-    /// Blocks the limits that rejected a request, or everything if they are not known.
-    fn block(&mut self, exhausted: u64, rejection: &RejectionBody, response: ResponseLimits<'_>) {
-        let (now, random) = (response.now, response.random);
-        let wait = if let Some(wait) = response.limits.retry_after {
+    /// Blocks the limits that rejected a request, or everything if they are not named.
+    fn block(
+        &mut self,
+        rejected: RejectedRequest<'_>,
+        rejection: &RejectionBody,
+        response: ResponseLimits<'_>,
+    ) {
+        let RejectedRequest { path, request, rejecting } = rejected;
+        let ResponseLimits { limits, now, random, .. } = response;
+        self.ramp = Some(1);
+        // A server that says 0 must not get all attempts at once, and one whose clock is behind says a time in the past.
+        let retry_after = limits.retry_after.filter(|wait| !wait.is_zero());
+        let wait = if let Some(wait) = retry_after {
             self.rejections = 0;
             with_jitter(wait.min(self.horizon), random)
         } else {
@@ -220,18 +266,28 @@ impl PaceState {
             let wait = TimeSpan::from_micros(FIRST_BLOCK.as_micros().saturating_mul(factor));
             with_jitter(wait, random).min(LONGEST_BLOCK)
         };
-        self.ramp = Some(1);
-        let until = now + wait;
-        if exhausted == 0 && until > self.blocked_until {
-            (self.blocked_until, self.blocked_by) = (until, rejection.clone());
-        }
-        let has_retry_after = response.limits.retry_after.is_some();
-        for policy in self.select_mut(exhausted) {
-            if has_retry_after {
-                policy.exhaust_until(until);
-            } else {
-                policy.exhaust_at_least_until(until);
+        // `Retry-After` takes precedence over the reset. Without it, only the reset of this response counts: what is known
+        // otherwise may be about a later window.
+        let until = |limit: &AdvertisedLimit| {
+            let reset = limit.reset_after.or(limit.window).filter(|_| retry_after.is_none());
+            now + wait.max(reset.map_or(TimeSpan::ZERO, |reset| with_jitter(reset.min(self.horizon), random)))
+        };
+        let until: Vec<_> = rejecting.iter().map(|(index, limit)| (*index, until(limit))).collect();
+        for (index, until) in &until {
+            if let Some(policy) = self.policies.get_mut(*index) {
+                policy.exhaust_until(*until, request);
             }
+            let first = self.first_rejected.entry(*index).or_insert_with(|| path.into());
+            if **first != *path {
+                self.widespread |= 1 << index;
+            }
+        }
+        if rejecting.iter().any(|(_, limit)| limit.name.is_some()) {
+            return;
+        }
+        let until = until.iter().map(|(_, until)| *until).max().unwrap_or(now + wait);
+        if until > self.blocked_until {
+            (self.blocked_until, self.blocked_by) = (until, rejection.clone());
         }
     }
 
@@ -241,7 +297,8 @@ impl PaceState {
         if self.policies.len() + limits.iter().filter(is_new).count() > MAX_POLICIES {
             self.policies.clear();
             self.paths.clear();
-            self.shared = 0;
+            self.first_rejected.clear();
+            (self.shared, self.widespread) = (0, 0);
         }
     }
 
@@ -283,4 +340,20 @@ impl PaceState {
         let is_in = move |(index, _): &(usize, &mut PolicyPace)| set & (1 << index) != 0;
         self.policies.iter_mut().enumerate().filter(is_in).map(|(_, policy)| policy)
     }
+}
+
+/// Whether a rejection is by this limit: its body names the limit, or nothing of the limit is left.
+fn is_named_by(limit: &AdvertisedLimit, rejection: &RejectionBody) -> bool {
+    let is_named = rejection.policy.is_some() && rejection.policy == limit.name;
+    limit.remaining == Some(0) || is_named
+}
+
+/// A path whose segments with digits are replaced: `/v1/items/17` and `/v1/items/18` are one path.
+pub(super) fn without_ids(path: &str) -> Cow<'_, str> {
+    let has_digit = |text: &str| text.bytes().any(|byte| byte.is_ascii_digit());
+    if !has_digit(path) {
+        return Cow::Borrowed(path);
+    }
+    let segments = path.split('/').map(|segment| if has_digit(segment) { "*" } else { segment });
+    Cow::Owned(segments.collect::<Vec<_>>().join("/"))
 }

@@ -218,7 +218,7 @@ proptest! {
         pace.observe(&ticket, PATH, response);
         // Without `Retry-After`, a rejection waits for a second at least.
         let advertised = match retry_after {
-            Some(seconds) if is_rejected => reset.max(seconds),
+            Some(seconds) if is_rejected => reset.max(seconds).max(1),
             None if is_rejected => reset.max(1),
             _ => reset,
         };
@@ -231,5 +231,29 @@ proptest! {
                 prop_assert!(delay.until >= earliest, "never early: {:?}", delay);
             }
         }
+    }
+
+    #[test]
+    fn report_changes_nothing_once_the_response_to_a_later_request_is_known(
+        newest in (0_u64..50, 1_u64..4_000),
+        older in prop::collection::vec((0_u64..50, 0_u64..4_000), 0..8),
+        random in any::<u64>(),
+        later in 0_u64..3_000,
+    ) {
+        let mut pace = PaceState::new(TimeSpan::from_secs(60));
+        let tickets: Vec<_> = older.iter().map(|_| pace.charge(PATH, START)).collect();
+        let last = pace.charge(PATH, START);
+        let observe = |pace: &mut PaceState, ticket: &PaceTicket, (remaining, reset): (u64, u64)| {
+            let mut headers = HeaderMap::new();
+            headers.insert("ratelimit", format!("\"a\";r={remaining};t={reset}").parse().unwrap());
+            let limits = AdvertisedLimits::parse(&headers, START);
+            pace.observe(ticket, PATH, ResponseLimits { limits: &limits, rejection: None, now: START, random });
+        };
+        observe(&mut pace, &last, newest);
+        let known = pace.delay(PATH, START + TimeSpan::from_secs(later));
+        for (ticket, report) in tickets.iter().zip(older) {
+            observe(&mut pace, ticket, report);
+        }
+        prop_assert_eq!(pace.delay(PATH, START + TimeSpan::from_secs(later)), known);
     }
 }

@@ -46,8 +46,10 @@ impl Clock for TokioClock {
 /// What a server does with a request.
 pub(crate) enum Script {
     Respond(u16, Vec<(&'static str, String)>, &'static str),
-    /// Responds only after this time.
-    Delay(Duration, u16),
+    /// Does the rest only after this time.
+    Delay(Duration, Box<Script>),
+    /// Responds with exactly this.
+    Custom(Response<TransportBody>),
     RefuseConnection,
     Reset,
     Hang,
@@ -55,6 +57,10 @@ pub(crate) enum Script {
     ResetBody,
     /// A body without end that is always ready.
     EndlessBody,
+    /// A body without end, one byte each second.
+    DrippingBody,
+    /// The head of a response with this status and these headers, and nothing more.
+    HangingBody(u16, &'static [(&'static str, &'static str)]),
 }
 
 pub(crate) fn respond(status: u16) -> Script {
@@ -64,6 +70,11 @@ pub(crate) fn respond(status: u16) -> Script {
 pub(crate) fn respond_with(status: u16, headers: &[(&'static str, &str)]) -> Script {
     let headers = headers.iter().map(|(name, value)| (*name, (*value).to_owned()));
     Script::Respond(status, headers.collect(), "")
+}
+
+/// Does what `script` says after this time.
+pub(crate) fn delayed(after: Duration, script: Script) -> Script {
+    Script::Delay(after, Box::new(script))
 }
 
 /// A request that a server received.
@@ -133,17 +144,27 @@ impl TestServer {
             list.push(received);
             script
         };
+        let script = match script {
+            Script::Delay(delay, script) => {
+                tokio::time::sleep(delay).await;
+                *script
+            }
+            script => script,
+        };
         match script {
             Script::Respond(status, headers, body) => Ok(response(status, headers, body)),
-            Script::Delay(delay, status) => {
-                tokio::time::sleep(delay).await;
-                Ok(response(status, Vec::new(), ""))
-            }
+            // Scripts have one delay.
+            Script::Delay(..) | Script::Hang => std::future::pending().await,
+            Script::Custom(response) => Ok(response),
             Script::RefuseConnection => Err(TransportError::Connect("refused".into())),
             Script::Reset => Err(TransportError::Lost("reset".into())),
-            Script::Hang => std::future::pending().await,
             Script::ResetBody => Ok(Response::new(BrokenBody.boxed_unsync())),
             Script::EndlessBody => Ok(Response::new(EndlessBody.boxed_unsync())),
+            Script::DrippingBody => Ok(Response::new(DrippingBody::default().boxed_unsync())),
+            Script::HangingBody(status, headers) => {
+                let headers = headers.iter().map(|(name, value)| (*name, (*value).to_owned())).collect();
+                Ok(response(status, headers, "").map(|_| HangingBody.boxed_unsync()))
+            }
         }
     }
 }
@@ -190,13 +211,50 @@ impl http_body::Body for EndlessBody {
     }
 }
 
+/// A body with one byte each second.
+#[derive(Default)]
+struct DrippingBody(Option<Pin<Box<tokio::time::Sleep>>>);
+
+impl http_body::Body for DrippingBody {
+    type Data = Bytes;
+    type Error = crate::BoxError;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<http_body::Frame<Bytes>, crate::BoxError>>> {
+        let sleep = self.0.get_or_insert_with(|| Box::pin(tokio::time::sleep(secs(1))));
+        std::task::ready!(sleep.as_mut().poll(context));
+        self.0 = None;
+        Poll::Ready(Some(Ok(http_body::Frame::data(Bytes::from_static(b".")))))
+    }
+}
+
+/// A body of which nothing arrives.
+struct HangingBody;
+
+impl http_body::Body for HangingBody {
+    type Data = Bytes;
+    type Error = crate::BoxError;
+
+    fn poll_frame(
+        self: Pin<&mut Self>,
+        _: &mut Context<'_>,
+    ) -> Poll<Option<Result<http_body::Frame<Bytes>, crate::BoxError>>> {
+        Poll::Pending
+    }
+}
+
 #[derive(Debug)]
 struct TestTransport(Arc<TestServer>);
 
 impl HttpTransport for TestTransport {
-    fn send(&self, request: Request<SendBody>) -> TransportFuture {
+    fn send(&self, request: Request<SendBody>, timeout: Duration) -> TransportFuture {
         let server = Arc::clone(&self.0);
-        Box::pin(async move { server.serve(request).await })
+        Box::pin(async move {
+            let response = tokio::time::timeout(timeout, server.serve(request)).await;
+            response.unwrap_or(Err(TransportError::Timeout))
+        })
     }
 }
 

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use super::{Received, Script, TestServer, URL, respond, respond_with, secs};
+use super::{Received, Script, TestServer, URL, delayed, respond, respond_with, secs};
 use crate::{BulkheadConfig, Client, ClientBuilder, ClientError};
 
 fn plain() -> ClientBuilder {
@@ -96,7 +96,7 @@ async fn request_with_nothing_left_waits_for_the_reset_and_only_one_tests_it() {
     let headers = [("x-ratelimit-limit", "5"), ("x-ratelimit-remaining", "0"), ("x-ratelimit-reset", "30")];
     let server = TestServer::new(move |number, _| match number {
         0 => respond_with(200, &headers),
-        1 => Script::Delay(Duration::from_millis(500), 200),
+        1 => delayed(Duration::from_millis(500), respond(200)),
         _ => respond(200),
     });
     let client = server.client(plain());
@@ -209,4 +209,144 @@ async fn request_that_is_dropped_in_the_queue_of_the_bulkhead_charges_nothing() 
     slow.abort();
     client.get(URL).send().await.unwrap();
     assert_eq!((server.count(), server.clock.elapsed()), (3, Duration::ZERO));
+}
+
+#[tokio::test(start_paused = true)]
+async fn slow_response_of_the_old_window_does_not_exhaust_the_new_one() {
+    let report = |remaining: u64, reset: u64| {
+        let (remaining, reset) = (remaining.to_string(), reset.to_string());
+        let limits = [("x-ratelimit-limit", "5000"), ("x-ratelimit-remaining", remaining.as_str())];
+        respond_with(200, &[limits[0], limits[1], ("x-ratelimit-reset", &reset)])
+    };
+    let server = TestServer::new(move |number, received| match received.path.as_str() {
+        "/slow" => delayed(secs(3), report(0, 1)),
+        _ if received.at < secs(1) => report(20, 1),
+        _ => report(5_000 - number as u64, 3_600 - received.at.as_secs()),
+    });
+    let client = server.client(plain());
+    let get = |path| client.get(format!("http://api.example{path}")).send();
+    // Both paths are known.
+    get("/items").await.unwrap();
+    let slow = tokio::spawn(get("/slow"));
+    tokio::time::sleep(secs(2)).await;
+    for _ in 0..3 {
+        get("/items").await.unwrap();
+    }
+    slow.await.unwrap().unwrap();
+    for _ in 0..50 {
+        assert_eq!(get("/items").await.unwrap().attempts(), 1);
+    }
+    assert!(server.clock.elapsed() < secs(5), "{:?}", server.clock.elapsed());
+}
+
+#[tokio::test(start_paused = true)]
+async fn slow_rejection_of_the_old_window_blocks_only_until_its_own_reset() {
+    let server = TestServer::new(move |number, received| {
+        let (remaining, reset) = ((5_000 - number).to_string(), (3_600 - received.at.as_secs()).to_string());
+        let policy = ("ratelimit-policy", "\"hourly\";q=5000;w=3600");
+        match received.path.as_str() {
+            "/slow" => delayed(secs(3), respond_with(429, &[policy, ("ratelimit", "\"hourly\";r=0;t=2")])),
+            _ => respond_with(200, &[policy, ("ratelimit", &format!("\"hourly\";r={remaining};t={reset}"))]),
+        }
+    });
+    let client = server.client(plain().attempts(1));
+    let get = |path| client.get(format!("http://api.example{path}")).send();
+    get("/items").await.unwrap();
+    let slow = tokio::spawn(get("/slow"));
+    tokio::time::sleep(secs(2)).await;
+    get("/items").await.unwrap();
+    slow.await.unwrap().unwrap_err();
+    get("/items").await.unwrap();
+    assert!((secs(5)..secs(6)).contains(&server.clock.elapsed()), "{:?}", server.clock.elapsed());
+}
+
+#[tokio::test(start_paused = true)]
+async fn rejection_holds_back_requests_that_wait_in_the_bulkhead() {
+    let rejected_at = Duration::from_millis(100);
+    let server = TestServer::new(move |number, _| match number {
+        0..64 => delayed(rejected_at, respond_with(429, &[("retry-after", "20")])),
+        _ => respond(200),
+    });
+    let client = server.client(Client::builder());
+    let requests: Vec<_> = (0..1_000).map(|_| tokio::spawn(client.get(URL).send())).collect();
+    let mut responses = 0;
+    for request in requests {
+        responses += usize::from(request.await.unwrap().is_ok());
+    }
+    assert!(responses >= 936, "the others were sent later: {responses}");
+    let early = server.times().into_iter().filter(|at| (rejected_at..secs(20)).contains(at)).count();
+    assert_eq!(early, 0, "requests between the rejection and its end");
+}
+
+#[tokio::test(start_paused = true)]
+async fn rejection_holds_back_requests_before_its_body_arrives() {
+    let server = TestServer::new(|number, _| match number {
+        0 => Script::HangingBody(429, &[("retry-after", "20")]),
+        _ => respond(200),
+    });
+    let client = server.client(plain());
+    let rejected = tokio::spawn(client.get(URL).send());
+    tokio::time::sleep(Duration::from_millis(10)).await;
+    client.get(URL).send().await.unwrap();
+    assert!(server.times()[1] >= secs(20), "{:?}", server.times());
+    rejected.await.unwrap().unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn rejection_applies_to_paths_with_ids_although_another_path_has_no_limit() {
+    let unnamed = [("x-ratelimit-limit", "10"), ("x-ratelimit-remaining", "0"), ("x-ratelimit-reset", "60")];
+    let named = [("ratelimit-policy", "\"a\";q=10;w=60"), ("ratelimit", "\"a\";r=0;t=60")];
+    for (headers, most) in [(&unnamed[..], 1), (&named[..], 2)] {
+        let headers: Vec<_> = headers.iter().copied().chain([("retry-after", "60")]).collect();
+        let server = TestServer::new(move |_, received| match received.path.as_str() {
+            "/health" => respond(200),
+            _ => respond_with(429, &headers),
+        });
+        let client = server.client(plain().attempts(1).max_wait(secs(30)));
+        let get = async |path: String| client.get(format!("http://api.example{path}")).send().await;
+        get("/health".to_owned()).await.unwrap();
+        for number in 0..100_u8 {
+            let name = char::from(b'a' + number % 26);
+            get(format!("/items/{number}")).await.unwrap_err();
+            get(format!("/users/{name}{name}")).await.unwrap_err();
+        }
+        assert!(server.count() <= 1 + most, "{} of 200 sent", server.count() - 1);
+        if most == 2 {
+            assert!(get("/health".to_owned()).await.is_ok(), "a path that is known to have no limit");
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn limit_of_paths_with_ids_is_known_for_other_ids() {
+    let server = TestServer::new(move |_, received| match received.path.as_str() {
+        "/health" => respond(200),
+        _ => respond_with(200, &[("ratelimit", "\"a\";r=0;t=600")]),
+    });
+    let client = server.client(plain());
+    let get = async |path: &str| client.get(format!("http://api.example{path}")).send().await;
+    get("/health").await.unwrap();
+    get("/items/17").await.unwrap();
+    assert!(matches!(get("/items/18").await, Err(ClientError::RateLimited { .. })));
+    assert!(get("/items/popular").await.is_ok(), "another path");
+}
+
+#[tokio::test(start_paused = true)]
+async fn max_wait_is_the_sum_of_the_waits_of_all_attempts() {
+    let server = TestServer::new(|_, _| respond_with(429, &[("retry-after", "1")]));
+    let client = server.client(plain().max_wait(secs(1)));
+    let error = client.get(URL).send().await.unwrap_err();
+    assert!(matches!(error, ClientError::RateLimited { .. }), "{error}");
+    assert_eq!(server.count(), 2);
+    assert!(server.clock.elapsed() <= Duration::from_millis(1_101), "{:?}", server.clock.elapsed());
+}
+
+#[tokio::test(start_paused = true)]
+async fn request_that_need_not_wait_is_sent_without_any_max_wait() {
+    let server = TestServer::new(|_, _| delayed(secs(1), respond(200)));
+    let client = server.client(plain().max_wait(Duration::ZERO));
+    let requests: Vec<_> = (0..100).map(|_| tokio::spawn(client.get(URL).send())).collect();
+    for request in requests {
+        request.await.unwrap().unwrap();
+    }
 }

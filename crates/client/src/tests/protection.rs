@@ -8,7 +8,7 @@ use tidegate_store::Clock;
 use tidegate_tower::bulkhead::BulkheadConfig;
 use tidegate_tower::deadline::Deadline;
 
-use super::{Script, TestServer, URL, respond, respond_with, secs};
+use super::{Script, TestServer, URL, delayed, respond, respond_with, secs};
 use crate::{BreakerConfig, Client, ClientError, Jitter, Ratio, SlowCalls};
 
 const OTHER: &str = "http://other.example/";
@@ -157,6 +157,37 @@ async fn body_that_never_stalls_ends_at_the_deadline() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn deadline_covers_the_body_of_a_response_that_is_retried() {
+    let server = TestServer::new(|_, _| Script::HangingBody(503, &[]));
+    let client = server.client(Client::builder().backoff(secs(1), secs(1), Jitter::None));
+    let deadline = Duration::from_millis(1_500);
+    let error = client.get(URL).deadline(deadline).send().await.map(|response| response.status());
+    assert!(server.clock.elapsed() <= deadline + Duration::from_millis(2), "{:?}", server.clock.elapsed());
+    assert!(server.count() == 2, "the retry was in time: {error:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn bodies_that_drip_for_ever_end_and_free_their_places() {
+    let server = TestServer::new(|_, received| match received.path.as_str() {
+        "/drip" => Script::DrippingBody,
+        _ => respond(200),
+    });
+    let client = server.client(Client::builder().breaker(None));
+    let drip = async |client: Client| {
+        let response = client.get("http://api.example/drip").send().await.unwrap();
+        response.bytes().await.map(|_| ())
+    };
+    let dripping: Vec<_> = (0..64).map(|_| tokio::spawn(drip(client.clone()))).collect();
+    tokio::time::sleep(secs(1)).await;
+    assert!(matches!(client.get(URL).send().await, Err(ClientError::BulkheadFull { .. })));
+    tokio::time::sleep(secs(600)).await;
+    assert_eq!(client.get(URL).send().await.unwrap().status(), 200);
+    for ended in dripping {
+        assert!(matches!(ended.await.unwrap(), Err(ClientError::Timeout { .. })));
+    }
+}
+
+#[tokio::test(start_paused = true)]
 async fn deadline_of_the_current_task_applies_and_the_earlier_one_wins() {
     let server = TestServer::new(|_, _| Script::Hang);
     let client = server.client(Client::builder().deadline(secs(100)));
@@ -174,7 +205,7 @@ async fn requests_cancelled_at_any_time_leave_nothing_behind() {
     let server = TestServer::new(|number, received| match received.path.as_str() {
         "/end" => respond(200),
         _ => match number % 5 {
-            0 => Script::Delay(Duration::from_millis(700), 200),
+            0 => delayed(Duration::from_millis(700), respond(200)),
             1 => respond(503),
             2 => respond_with(429, &[("retry-after", "1")]),
             3 => Script::Reset,
@@ -196,5 +227,5 @@ async fn requests_cancelled_at_any_time_leave_nothing_behind() {
     for request in all.collect::<Vec<_>>() {
         assert_eq!(request.await.unwrap().unwrap().status(), 200, "all places are free");
     }
-    assert_eq!(client.retries_left(), 10, "no retry is withdrawn");
+    assert_eq!(client.retries_left(URL).unwrap(), 10, "no retry is withdrawn");
 }

@@ -145,7 +145,7 @@ async fn rejected_post_is_sent_again_after_retry_after() {
 #[tokio::test(start_paused = true)]
 async fn rejections_without_retry_after_wait_one_second_doubling_to_sixty() {
     let server = TestServer::new(|_, _| respond(429));
-    let client = server.client(plain().attempts(9));
+    let client = server.client(plain().attempts(9).max_wait(secs(600)));
     let error = client.get(URL).send().await.unwrap_err();
     assert!(matches!(error, ClientError::RateLimited { policy: None, .. }), "{error}");
     let waits = waits(&server);
@@ -154,6 +154,32 @@ async fn rejections_without_retry_after_wait_one_second_doubling_to_sixty() {
         let expected = secs(expected);
         let latest = (expected + expected / 10).min(secs(60)) + Duration::from_millis(2);
         assert!((expected..=latest).contains(wait), "{waits:?}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn rejections_with_retry_after_of_zero_or_a_past_date_wait_as_without() {
+    for value in ["0", "0.0", "Tue, 14 Nov 2000 22:13:00 GMT"] {
+        let server = TestServer::new(move |_, _| respond_with(429, &[("retry-after", value)]));
+        let client = server.client(plain());
+        client.get(URL).send().await.unwrap_err();
+        assert_eq!(gaps(&server), [1, 2, 4, 8], "{value}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn failing_host_does_not_use_the_retries_of_others() {
+    let server = TestServer::new(|_, received| match received.host.as_str() {
+        "good.example" if received.at >= secs(1) => respond(200),
+        _ => respond(503),
+    });
+    let client = server.client(plain().retry_budget(RetryBudget::new(RetryBudget::SHARE, 1)));
+    let failing: Vec<_> = (0..20).map(|_| tokio::spawn(client.get(URL).send())).collect();
+    tokio::time::sleep(Duration::from_millis(10)).await;
+    let response = client.get("http://good.example/").deadline(secs(5)).send().await.unwrap();
+    assert!(response.attempts() > 1, "it has a budget of its own");
+    for request in failing {
+        request.await.unwrap().unwrap();
     }
 }
 
@@ -195,10 +221,14 @@ async fn retry_that_is_dropped_while_it_waits_returns_to_the_budget() {
     let client = server.client(plain().retry_budget(RetryBudget::new(RetryBudget::SHARE, 1)));
     let waiting = tokio::spawn(client.get(URL).send());
     tokio::time::sleep(Duration::from_millis(10)).await;
-    assert_eq!((server.count(), client.retries_left()), (1, 0), "the retry is withdrawn before its wait");
+    assert_eq!(
+        (server.count(), client.retries_left(URL).unwrap()),
+        (1, 0),
+        "the retry is withdrawn before its wait"
+    );
     waiting.abort();
     assert!(waiting.await.is_err());
-    assert_eq!(client.retries_left(), 1, "a retry that is not sent is returned");
+    assert_eq!(client.retries_left(URL).unwrap(), 1, "a retry that is not sent is returned");
 }
 
 #[tokio::test(start_paused = true)]

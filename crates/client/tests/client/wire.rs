@@ -87,6 +87,56 @@ async fn http2_without_tls_is_used_on_request() {
 }
 
 #[tokio::test]
+async fn http2_connection_that_died_is_replaced_after_an_attempt_without_any_byte() {
+    let server = HttpServer::start(|_| async { http::Response::new(full("ok")) }).await;
+    let address = server.address;
+    let (kill, dead) = tokio::sync::watch::channel(false);
+    // The first connection dies like one whose network is gone: it stays open, and nothing arrives.
+    let network = AcceptLoop::start(move |number, mut stream| {
+        let mut dead = dead.clone();
+        async move {
+            let mut server = tokio::net::TcpStream::connect(address).await.expect("a server");
+            let death = async {
+                if number > 0 || dead.wait_for(|is_dead| *is_dead).await.is_err() {
+                    std::future::pending::<()>().await;
+                }
+            };
+            let is_dead = tokio::select! {
+                _ = tokio::io::copy_bidirectional(&mut stream, &mut server) => false,
+                () = death => true,
+            };
+            if is_dead {
+                std::future::pending::<()>().await;
+            }
+        }
+    });
+    let network = network.await;
+    let client = quick().http2_only(true).timeout(Duration::from_millis(500)).build().unwrap();
+    assert_eq!(soon(client.get(network.url()).send()).await.unwrap().attempts(), 1);
+    kill.send_replace(true);
+    assert_eq!(soon(client.get(network.url()).send()).await.unwrap().attempts(), 2);
+    assert_eq!(soon(client.get(network.url()).send()).await.unwrap().attempts(), 1);
+}
+
+#[tokio::test]
+async fn informational_responses_without_end_are_an_error() {
+    let server = AcceptLoop::start(|_, mut stream| async move {
+        let _ = stream.read(&mut [0; 1_024]).await;
+        while stream.write_all(b"HTTP/1.1 103 Early Hints\r\nLink: </a>\r\n\r\n").await.is_ok() {}
+    })
+    .await;
+    let client = quick().attempts(1).timeout(Duration::from_secs(2)).build().unwrap();
+    let error = soon(client.get(server.url()).send()).await.unwrap_err();
+    assert!(matches!(error, ClientError::ConnectionLost { .. }), "{error}");
+    let few = RecordingServer::scripted(|_| {
+        let hints = "HTTP/1.1 103 Early Hints\r\n\r\n".repeat(5);
+        Reply::Keep(format!("{hints}HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok").into_bytes())
+    });
+    let response = soon(client.get(few.await.url()).send()).await.unwrap();
+    assert_eq!(soon(response.text()).await.unwrap(), "ok");
+}
+
+#[tokio::test]
 async fn host_that_refuses_connections_is_a_connect_error_after_all_attempts() {
     let server = RecordingServer::unreachable();
     let client = quick().build().unwrap();

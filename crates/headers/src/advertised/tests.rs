@@ -111,12 +111,30 @@ fn parse_retry_after_as_seconds_or_date() {
     assert_eq!(seconds("Tuesday, 14-Nov-23 22:13:50 GMT"), Some(30));
     assert_eq!(seconds("Tue, 14 Nov 2023 22:13:00 GMT"), Some(0), "a date in the past");
     assert_eq!(seconds("18446744073709551615"), Some(TimeSpan::MAX.as_secs_ceil()));
-    for value in ["", "-1", "+1", "1.5", "soon", "18446744073709551616", "Tue, 99 Nov 2023 22:13:50 GMT"] {
+    for value in ["", "-1", "+1", ".", "1.", ".5", "1.5.5", "1,5", "soon", "Tue, 99 Nov 2023 22:13:50 GMT"] {
         assert_eq!(seconds(value), None, "{value}");
     }
+    let several = parse(&[("retry-after", "1"), ("retry-after", "9"), ("retry-after", "soon")]);
+    assert_eq!(several.retry_after, Some(TimeSpan::from_secs(9)), "the longest");
     let both = parse(&[("x-ratelimit-retry-after", "7"), ("retry-after", "9")]);
     assert_eq!(both.retry_after, Some(TimeSpan::from_secs(9)));
     assert_eq!(parse(&[("x-ratelimit-retry-after", "7")]).retry_after, Some(TimeSpan::from_secs(7)));
+}
+
+#[test]
+fn numbers_with_a_fraction_or_beyond_the_range_are_rounded_to_their_safe_side() {
+    let seconds = |value| parse(&[("retry-after", value)]).retry_after.map(TimeSpan::as_secs_ceil);
+    assert_eq!((seconds("1.5"), seconds("0.001"), seconds("7.0")), (Some(2), Some(1), Some(7)));
+    for huge in ["18446744073709551616", "999999999999999999999999999999", "18446744073709551615.5"] {
+        assert_eq!(seconds(huge), Some(TimeSpan::MAX.as_secs_ceil()), "{huge}");
+    }
+    let remaining = ("x-ratelimit-remaining", "0.9");
+    let parsed = parse(&[("x-ratelimit-limit", "100.9"), remaining, ("x-ratelimit-reset", "1700000029.2")]);
+    assert_eq!(parsed.limits, [limit(100, 0, 30)]);
+    let dictionary = parse(&[("ratelimit", "limit=100, remaining=0.9, reset=29.2")]);
+    assert_eq!(dictionary.limits, [limit(100, 0, 30)]);
+    let expected = AdvertisedLimit { quota: None, name: Some("a".to_owned()), ..limit(0, 0, 30) };
+    assert_eq!(parse(&[("ratelimit", r#""a";r=0.9;t=29.2"#)]).limits, [expected]);
 }
 
 #[test]
