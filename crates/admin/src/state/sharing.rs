@@ -161,11 +161,11 @@ impl<R: Backend> AdminState<R> {
                     }
                 }
             }
-            if changes.is_empty() {
+            if changes.is_empty() && overrides.is_empty() {
                 return Ok(());
             }
             // Enforced even if it cannot be written: the other nodes have it.
-            let written = state.durable.apply(changes).await;
+            let written = if changes.is_empty() { Ok(()) } else { state.durable.apply(changes).await };
             state.publish(&records, now);
             for key in overrides {
                 let record = records.overrides.get(&key);
@@ -236,8 +236,10 @@ impl AdminRecords {
                 Some(key)
             }
             RemoteChange::RemoveOverride(key) => {
-                self.overrides.remove(&key)?;
-                changes.push(DurableChange::RemoveOverride(key.clone()));
+                if self.overrides.remove(&key).is_some() {
+                    changes.push(DurableChange::RemoveOverride(key.clone()));
+                }
+                // Even if it is not known here: a shared store that went back to older contents may apply it again.
                 Some(key)
             }
             RemoteChange::Penalty(_) | RemoteChange::RemovePenalty(_) => None,

@@ -5,6 +5,7 @@ use std::collections::{BTreeSet, HashMap};
 use tidegate_core::Timestamp;
 use tidegate_store::SharedRecord;
 
+use super::script::RecordCursor;
 use super::seal::Field;
 
 /// Records of a copy that expire, at most. Clients cause penalties, so their number must be bounded. Records without an expiry
@@ -20,9 +21,7 @@ pub(super) struct RecordCopy {
     max_expiring: usize,
     /// Not pushed since they were changed.
     unpushed: BTreeSet<Field>,
-    epoch: Option<Vec<u8>>,
-    /// The version up to which records were pulled.
-    version: u64,
+    cursor: RecordCursor,
 }
 
 impl Default for RecordCopy {
@@ -32,8 +31,7 @@ impl Default for RecordCopy {
             expiring: BTreeSet::new(),
             max_expiring: MAX_EXPIRING,
             unpushed: BTreeSet::new(),
-            epoch: None,
-            version: 0,
+            cursor: RecordCursor::default(),
         }
     }
 }
@@ -102,28 +100,32 @@ impl RecordCopy {
         }
     }
 
-    /// The epoch and the version up to which records were pulled.
-    pub(super) fn cursor(&self) -> (Vec<u8>, u64) {
-        (self.epoch.clone().unwrap_or_default(), self.version)
+    /// What is known of Redis.
+    pub(super) fn cursor(&self) -> RecordCursor {
+        self.cursor
     }
 
-    /// Notes the epoch of Redis. Returns whether it is another one: then all records must be pushed.
-    pub(super) fn enter_epoch(&mut self, epoch: &[u8]) -> bool {
-        let is_new = self.epoch.as_deref() != Some(epoch);
-        if is_new {
-            self.epoch = Some(epoch.to_vec());
-            self.version = 0;
+    /// Notes up to where records were pulled. If nothing was known of Redis, all records must be pushed.
+    pub(super) fn advance(&mut self, reached: RecordCursor) {
+        if self.cursor.mark == 0 {
             self.push_all();
         }
-        is_new
+        self.cursor = reached;
     }
 
-    /// Notes the version up to which records were pulled. If Redis has gone back, all records must be pushed.
-    pub(super) fn advance(&mut self, version: u64) {
-        if version < self.version {
-            self.push_all();
-        }
-        self.version = version;
+    /// Notes the mark of a push.
+    pub(super) fn set_mark(&mut self, mark: u64) {
+        self.cursor.mark = mark;
+    }
+
+    /// The records that were removed. A store that has lost writes may have what they say is gone.
+    pub(super) fn removed(&self) -> Vec<SharedRecord> {
+        self.records.values().filter(|record| record.body.is_none()).cloned().collect()
+    }
+
+    /// Redis has lost some of what was known: all records must be pulled and pushed.
+    pub(super) fn forget_cursor(&mut self) {
+        self.cursor = RecordCursor::default();
     }
 
     /// Marks all records as not pushed.
@@ -180,28 +182,19 @@ mod tests {
     }
 
     #[test]
-    fn copy_in_a_new_epoch_pushes_all_records_again() {
+    fn copy_that_knows_nothing_of_redis_pushes_all_records() {
         let mut copy = RecordCopy::default();
-        copy.change(FIELD, record(5, b"own"));
-        assert!(copy.enter_epoch(b"one"));
-        copy.mark_pushed(&[(FIELD, record(5, b"own"))]);
-        assert!(!copy.enter_epoch(b"one"));
-        assert_eq!(copy.next_batch(10), None);
-        assert!(copy.enter_epoch(b"two"));
-        assert_eq!(copy.next_batch(10), Some(vec![(FIELD, record(5, b"own"))]));
-    }
-
-    #[test]
-    fn copy_pushes_all_records_again_if_redis_has_gone_back() {
-        let mut copy = RecordCopy::default();
-        copy.change(FIELD, record(5, b"own"));
-        copy.enter_epoch(b"one");
-        copy.mark_pushed(&[(FIELD, record(5, b"own"))]);
-        copy.advance(3);
-        copy.advance(4);
-        assert_eq!(copy.next_batch(10), None);
-        copy.advance(2);
-        assert_eq!(copy.next_batch(10), Some(vec![(FIELD, record(5, b"own"))]));
+        let pushed = [(FIELD, record(5, b"own"))];
+        for mark in [1, 7] {
+            copy.change(FIELD, record(5, b"own"));
+            copy.advance(RecordCursor { mark, version: 3 });
+            assert_eq!(copy.next_batch(10), Some(pushed.to_vec()));
+            copy.mark_pushed(&pushed);
+            copy.advance(RecordCursor { mark, version: 4 });
+            assert_eq!(copy.next_batch(10), None);
+            copy.forget_cursor();
+            assert_eq!(copy.cursor(), RecordCursor::default());
+        }
     }
 
     fn expiring(changed: u64, expires: u64) -> SharedRecord {

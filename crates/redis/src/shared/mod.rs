@@ -2,22 +2,27 @@
 //!
 //! Redis keeps a map in which the version of a record that was changed last counts. Every node keeps a copy of all records.
 //! It pushes its own changes and pulls those of the others: when the channel `<prefix>records` announces some, and once a
-//! second in case an announcement was lost. A node that finds another epoch knows that Redis lost its contents; it pulls
-//! everything and pushes all records that Redis lacks. So Redis may be emptied, and a node may be away: each record
-//! survives as long as one node knows it. A removed record stays as a mark, so that a node that was away learns of it.
+//! second in case an announcement was lost.
+//!
+//! Redis may lose its contents, or the latest of them. Each exchange of a node therefore leaves a mark of this node, in the
+//! same step. A node that does not find its mark knows that Redis lost what it had pushed or pulled: it pulls everything and
+//! pushes all records that Redis lacks, as a new node does. So each record survives as long as one node knows it, and all
+//! nodes agree again by themselves. A removed record stays as a tombstone, so that a node that was away learns of it.
 //!
 //! Records are encrypted, and their names are keyed hashes: a copy of the database reveals no client.
 
 mod copy;
 mod script;
 mod seal;
+#[cfg(test)]
+mod simulation;
 
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
 use futures_util::future::join_all;
-use tidegate_store::{RecordExchange, SharedEvent, SharedRecord};
+use tidegate_store::{RecordExchange, SharedEvent, SharedRecord, StoreError};
 use tokio::sync::mpsc;
 
 use crate::link::{ChannelEvent, Link};
@@ -63,7 +68,8 @@ impl SharedRecords {
         let sealer = Sealer::new(&link.config().secret).map(Arc::new);
         if let Some(sealer) = &sealer {
             let channel: Arc<str> = format!("{}records", link.config().prefix).into();
-            let (script, node) = (Arc::new(SharedScript::new(link)), NodeId::random());
+            let node = NodeId::random();
+            let script = Arc::new(SharedScript::new(link, node));
             let broadcaster = Broadcaster {
                 script: Arc::clone(&script),
                 link: Arc::downgrade(link),
@@ -194,14 +200,29 @@ impl Exchange {
         }
     }
 
-    async fn try_exchange(&self, link: &Link) -> Result<(), tidegate_store::StoreError> {
+    async fn try_exchange(&self, link: &Link) -> Result<(), StoreError> {
         loop {
-            let cursor = lock(&self.copy).cursor();
-            let page = self.script.pull(link, &cursor).await?;
-            let is_new = lock(&self.copy).enter_epoch(&page.epoch);
-            if is_new {
+            self.pull_all(link).await?;
+            if self.push_all(link).await? {
+                return Ok(());
+            }
+        }
+    }
+
+    async fn pull_all(&self, link: &Link) -> Result<(), StoreError> {
+        loop {
+            let known = lock(&self.copy).cursor();
+            let Some(page) = self.script.pull(link, known).await? else {
+                lock(&self.copy).forget_cursor();
+                continue;
+            };
+            if known.mark == 0 {
                 // Before the records, so that the receiver applies its own ones to a new store first.
                 self.send(SharedEvent::Attached).await;
+                let removed = lock(&self.copy).removed();
+                if !removed.is_empty() {
+                    self.send(SharedEvent::Records(removed)).await;
+                }
             }
             let (mut changed, now) = (Vec::new(), link.clock().now());
             for (field, at, sealed) in page.records {
@@ -210,29 +231,42 @@ impl Exchange {
                     Err(error) => tracing::warn!(event = "record_unreadable", "{error}"),
                 }
             }
-            lock(&self.copy).advance(page.reached);
             if !changed.is_empty() {
                 self.send(SharedEvent::Records(changed)).await;
             }
+            lock(&self.copy).advance(page.reached);
             if page.is_last {
-                break;
+                return Ok(());
             }
         }
+    }
+
+    /// Pushes what Redis may lack. Returns false if Redis has lost what this node knew.
+    async fn push_all(&self, link: &Link) -> Result<bool, StoreError> {
         let mut is_pushed = false;
         loop {
-            let Some(batch) = lock(&self.copy).next_batch(PAGE) else { break };
+            let (known, batch) = {
+                let copy = lock(&self.copy);
+                (copy.cursor(), copy.next_batch(PAGE))
+            };
+            let Some(batch) = batch else { break };
             let sealed = batch
                 .iter()
                 .filter_map(|(field, record)| Some((*field, record, self.sealer.seal_record(record)?)));
-            let accepted = self.script.push(link, sealed).await?;
-            is_pushed |= accepted > 0;
-            lock(&self.copy).mark_pushed(&batch);
+            let Some(reply) = self.script.push(link, known, sealed).await? else {
+                lock(&self.copy).forget_cursor();
+                return Ok(false);
+            };
+            is_pushed |= reply.accepted > 0;
+            let mut copy = lock(&self.copy);
+            copy.set_mark(reply.mark);
+            copy.mark_pushed(&batch);
         }
         if is_pushed {
             let announcement = [&[CHANGED], self.node.0.to_be_bytes().as_slice()].concat();
             self.script.publish(link, &self.channel, &announcement).await?;
         }
-        Ok(())
+        Ok(true)
     }
 
     async fn receive_text(&self, sealed: &[u8]) {
