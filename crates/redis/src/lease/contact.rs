@@ -17,7 +17,7 @@ use super::request::{LeaseAction, LeaseReply, LeaseRequest, LeaseStatus};
 use super::table::{LeaseSlot, LeaseTable, SlotAddress};
 use crate::config::TimeSource;
 use crate::key::KeyName;
-use crate::link::{Link, LinkError};
+use crate::link::{Link, is_unsent};
 use crate::nodes::{NodeCount, NodeId};
 use crate::operation::{Operation, OperationReply};
 
@@ -71,12 +71,8 @@ impl From<&StoreError> for ContactFailure {
         match error {
             StoreError::Protocol { reason } => Self::Protocol(reason.clone()),
             StoreError::Unsupported { algorithm } => Self::Unsupported(*algorithm),
-            StoreError::Unavailable(source) => match source.downcast_ref() {
-                Some(LinkError::QueueFull | LinkError::BreakerOpen { .. } | LinkError::NoServer { .. }) => {
-                    Self::NotSent(source.to_string())
-                }
-                _ => Self::Unavailable(source.to_string()),
-            },
+            StoreError::Unavailable(source) if is_unsent(error) => Self::NotSent(source.to_string()),
+            StoreError::Unavailable(source) => Self::Unavailable(source.to_string()),
             StoreError::TooManyLimits { .. } => Self::Unavailable(error.to_string()),
         }
     }

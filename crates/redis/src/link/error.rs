@@ -26,6 +26,15 @@ pub(crate) enum LinkError {
     Stopped,
 }
 
+/// Whether a call that failed was certainly not sent.
+pub(crate) fn is_unsent(error: &StoreError) -> bool {
+    let StoreError::Unavailable(source) = error else { return false };
+    matches!(
+        source.downcast_ref(),
+        Some(LinkError::QueueFull | LinkError::BreakerOpen { .. } | LinkError::NoServer { .. })
+    )
+}
+
 impl From<LinkError> for StoreError {
     fn from(error: LinkError) -> Self {
         Self::Unavailable(Box::new(error))

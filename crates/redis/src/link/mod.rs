@@ -41,7 +41,7 @@ use crate::key::KeyNames;
 use crate::operation::{Operation, OperationReply};
 
 pub(crate) use self::connect::{RedisConnector, ServerConnection};
-pub(crate) use self::error::{ConnectError, LinkError, missing_permission};
+pub(crate) use self::error::{ConnectError, LinkError, is_unsent, missing_permission};
 pub use self::stats::{BATCH_BOUNDS, LATENCY_BOUNDS, LinkReport};
 pub(crate) use self::subscription::ChannelEvent;
 pub(crate) use self::topology::{Topology, ask_sentinel, discover};
@@ -143,16 +143,16 @@ impl Link {
         }
     }
 
-    /// Sends `operation` without waiting for its reply. It is in the queue when this returns, behind all earlier ones; an
-    /// operation that cannot be sent is lost.
-    pub(crate) fn send(&self, operation: Operation, now: Timestamp) {
+    /// Sends `operation` without waiting for its reply. It is in the queue when this returns, behind all earlier ones. Unless
+    /// the reply is awaited, it may not be sent.
+    pub(crate) fn send(
+        &self,
+        operation: Operation,
+        now: Timestamp,
+    ) -> Result<impl Future<Output = Result<(), StoreError>> + Send + use<>, StoreError> {
         let slot = operation.slot().unwrap_or_default();
-        if let Ok(reply) = self.enqueue(CallBody::Operation(operation, self.counted_time(now)), slot) {
-            // A call without a receiver would not be sent.
-            self.spawn(async {
-                let _ = reply.await;
-            });
-        }
+        let reply = self.enqueue(CallBody::Operation(operation, self.counted_time(now)), slot)?;
+        Ok(async move { reply.await.unwrap_or_else(|_| Err(LinkError::Stopped.into())).map(drop) })
     }
 
     /// The time that counts, if it is the caller's.

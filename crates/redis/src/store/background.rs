@@ -43,6 +43,7 @@ async fn leave_fallback(state: Weak<StoreState>) {
         ticks.tick().await;
         let Some(state) = state.upgrade() else { return };
         state.follow_link();
+        state.permits.release_again();
         state.try_leave_fallback().await;
     }
 }

@@ -15,7 +15,7 @@ use super::StoreState;
 use super::groups::{Decider, Group, Groups, assemble, group};
 use crate::config::TimeSource;
 use crate::fallback::FallbackCharge;
-use crate::link::LinkError;
+use crate::link::is_unsent;
 
 /// Charges in one batch.
 const CHARGE_BATCH: usize = 64;
@@ -314,17 +314,14 @@ impl StoreState {
 /// Whether a charge that failed certainly had no effect, and may succeed later. A lease and an exchange of counts charge on
 /// this node, after Redis has replied. A counter of a newer format is never charged by this node.
 fn can_be_repeated(decider: Decider, error: &StoreError) -> bool {
-    let StoreError::Unavailable(source) = error else { return false };
-    decider != Decider::Central
-        || matches!(
-            source.downcast_ref(),
-            Some(LinkError::QueueFull | LinkError::BreakerOpen { .. } | LinkError::NoServer { .. })
-        )
+    let charges_here = decider != Decider::Central && matches!(error, StoreError::Unavailable(_));
+    charges_here || is_unsent(error)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::link::LinkError;
 
     #[test]
     fn charge_with_an_unknown_result_is_repeated_only_if_this_node_charges() {
