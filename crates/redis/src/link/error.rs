@@ -107,6 +107,19 @@ impl ConnectError {
         }
     }
 
+    /// Whether the server replied, and with an error.
+    pub(super) fn is_reply(&self) -> bool {
+        match self {
+            Self::Server { source, .. } => source.code().is_some(),
+            Self::Login { .. } | Self::Permission { .. } | Self::Probe { .. } | Self::NoSlots { .. } => true,
+            Self::Network { .. }
+            | Self::Tls { .. }
+            | Self::Certificates { .. }
+            | Self::Timeout { .. }
+            | Self::NoPrimary { .. } => false,
+        }
+    }
+
     /// What the operator has to look at.
     pub(super) fn kind(&self) -> FailureKind {
         match self {

@@ -202,6 +202,11 @@ impl Link {
         }
     }
 
+    /// Whether a server replies, but with errors to everything: it is reachable and does not work.
+    pub(crate) fn is_refused(&self) -> bool {
+        self.shared.routes.load().servers().iter().any(|server| server.is_refusing())
+    }
+
     /// Waits until every known server is connected and works.
     pub(crate) async fn wait_until_connected(&self) {
         if let Some(runtime) = &self.runtime {

@@ -190,13 +190,12 @@ impl StoreState {
         group(positions.into_iter().zip(checks), |check| self.failure_decider(check, error))
     }
 
-    /// The failure mode that applies after `error`. If Redis replied, and with an error, it is not away: no entry or script that
-    /// fails may lift a limit.
+    /// The failure mode that applies after `error`. If Redis replies, and with an error, it is not away: no entry or script that
+    /// fails, and no server that refuses to work, may lift a limit.
     fn mode_after(&self, rule: RuleId, error: &StoreError) -> StoreFailureMode {
-        match (self.settings.of(rule).on_failure, error) {
-            (StoreFailureMode::Allow, StoreError::Protocol { .. }) => StoreFailureMode::Local,
-            (mode, _) => mode,
-        }
+        let mode = self.settings.of(rule).on_failure;
+        let is_reply = || matches!(error, StoreError::Protocol { .. }) || self.link.is_refused();
+        if mode == StoreFailureMode::Allow && is_reply() { StoreFailureMode::Local } else { mode }
     }
 
     /// What evaluates a check if Redis cannot.

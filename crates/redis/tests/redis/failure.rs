@@ -13,7 +13,7 @@ use tidegate_redis::{Endpoint, RedisConfig, RedisStore, TimeSource};
 use tidegate_store::{RuleSettings, Store, SystemClock};
 use tidegate_testkit::port::free_address;
 use tidegate_testkit::process::{RedisCluster, RedisServer};
-use tidegate_testkit::wait::within;
+use tidegate_testkit::wait::{eventually, within};
 
 use crate::raw;
 
@@ -213,6 +213,39 @@ async fn error_reply_does_not_lift_a_limit_that_an_outage_lifts() {
     }
     let decisions = store.report().fallback_decisions;
     assert_eq!((admitted, decisions.local, decisions.allow), (5, 20, 0), "the share of the node");
+}
+
+#[tokio::test]
+async fn server_that_refuses_every_call_does_not_lift_a_limit_that_an_outage_lifts() {
+    let coordinations = [("central", Coordination::Central), ("lease", Coordination::Lease)];
+    let rules = coordinations.map(|(rule, coordination)| (rule, coordination, StoreFailureMode::Allow));
+    let limit = limit(Algorithm::TokenBucket, 10);
+    let server = RedisServer::start();
+    let store = open(&server.url(), &rules);
+    let decide = async |rule, client| {
+        store.decide(&[check(rule, client, &limit)], NOW).await.unwrap();
+    };
+    decide("central", b"known").await;
+    // A replica whose primary is away: it rejects everything that writes.
+    server.command(&["REPLICAOF", "127.0.0.1", "1"]);
+    for (rule, _) in rules.map(|(rule, coordination, _)| (rule, coordination)) {
+        decide(rule, b"new").await;
+    }
+    eventually("an open breaker", || store.report().link.servers_open == 1).await;
+    for (rule, ..) in rules {
+        decide(rule, b"newer").await;
+    }
+    let decisions = store.report().fallback_decisions;
+    assert_eq!((decisions.local, decisions.allow), (4, 0), "refused, and rejected by the breaker");
+    drop(server);
+    eventually("an outage", || store.report().link.connection_errors > 0).await;
+    within("an outage", async {
+        while store.report().fallback_decisions.allow == 0 {
+            decide("central", b"away").await;
+            tokio::task::yield_now().await;
+        }
+    })
+    .await;
 }
 
 #[tokio::test]
