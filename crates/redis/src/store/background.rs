@@ -125,13 +125,17 @@ impl StoreState {
                 self.lease.invalidate_rejections();
             }
             Some(InvalidationMessage::Counters(mut changes)) => {
-                for Invalidation { name, .. } in &changes {
+                for Invalidation { change, name } in &changes {
                     self.rejections.forget(name);
+                    match change {
+                        CounterChange::Refunded => {}
+                        CounterChange::LeaseRefunded => self.lease.end_rejection(name),
+                        CounterChange::Reset | CounterChange::Overridden => self.lease.invalidate(name),
+                    }
                 }
-                changes.retain(|Invalidation { change, .. }| *change != CounterChange::Refunded);
-                for Invalidation { name, .. } in &changes {
-                    self.lease.invalidate(name);
-                }
+                changes.retain(|Invalidation { change, .. }| {
+                    !matches!(change, CounterChange::Refunded | CounterChange::LeaseRefunded)
+                });
                 if !changes.is_empty() {
                     // The search takes time for each counter of the node, which calls to Redis must not wait for.
                     let search = tokio::task::spawn_blocking(move || self.search_and_drop(&changes));

@@ -98,7 +98,7 @@ impl RedisStore {
         let state = Arc::new(StoreState {
             settings: SettingsTable::new(link.config()),
             central: CentralStore::with_link(Arc::clone(&link)),
-            lease: LeaseStore::new(Arc::clone(&link), Arc::clone(&nodes)),
+            lease: LeaseStore::new(Arc::clone(&link), Arc::clone(&nodes), Some(changes.clone())),
             sync: SyncStore::new(Arc::clone(&link), Arc::clone(&nodes)),
             static_share: StaticStore::new(link.config()),
             fallback: FallbackStore::new(Arc::clone(&link), Arc::clone(&nodes)),

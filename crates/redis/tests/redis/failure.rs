@@ -286,3 +286,35 @@ async fn batch_of_which_a_request_fails_is_refunded() {
     }
     assert_eq!((decisions.len(), store.peek(&fresh, NOW).await.unwrap().outcomes[0].remaining), (0, 5));
 }
+
+#[tokio::test]
+async fn refund_of_leased_units_on_one_node_ends_the_rejection_on_the_other() {
+    let server = RedisServer::start();
+    let rules = [("lease", Coordination::Lease, StoreFailureMode::Local)];
+    let (first, second) = (open(&server.url(), &rules), open(&server.url(), &rules));
+    let limit = limit(Algorithm::FixedWindow, 10);
+    let checks = [check("lease", b"client", &limit)];
+    let mut admitted = Vec::new();
+    let rejected = async {
+        // The units of a node's share are returned within seconds.
+        loop {
+            let decision = first.decide(&checks, NOW).await.unwrap();
+            if decision.passes() {
+                admitted.push(decision);
+            } else if !second.decide(&checks, NOW).await.unwrap().passes() && admitted.len() >= 9 {
+                return;
+            }
+            tokio::task::yield_now().await;
+        }
+    };
+    within("the rejection", rejected).await;
+    for decision in &admitted[..5] {
+        first.refund(&decision.refunds(&checks), NOW).await.unwrap();
+    }
+    let freed = async {
+        while !second.decide(&checks, NOW).await.unwrap().passes() {
+            tokio::task::yield_now().await;
+        }
+    };
+    within("the end of the rejection", freed).await;
+}
