@@ -152,7 +152,7 @@ impl<R: Backend> AdminState<R> {
                 let Some(change) = encoding::read(&record) else { continue };
                 match change {
                     RemoteChange::Penalty(entry) => state.merge_penalty(entry, now).await,
-                    RemoteChange::RemovePenalty(key) => state.lift_penalty(&key, record.changed),
+                    RemoteChange::RemovePenalty(key, lifted) => state.lift_penalty(&key, lifted),
                     change => {
                         let mut sharing = state.sharing.lock().await;
                         if sharing.as_mut().is_some_and(|sharing| sharing.accepts(&record)) {
@@ -242,7 +242,7 @@ impl AdminRecords {
                 // Even if it is not known here: a shared store that went back to older contents may apply it again.
                 Some(key)
             }
-            RemoteChange::Penalty(_) | RemoteChange::RemovePenalty(_) => None,
+            RemoteChange::Penalty(_) | RemoteChange::RemovePenalty(..) => None,
         }
     }
 }

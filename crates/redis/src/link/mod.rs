@@ -39,6 +39,7 @@ use self::stats::LinkStats;
 use crate::config::{RedisConfig, TimeSource};
 use crate::key::KeyNames;
 use crate::operation::{Operation, OperationReply};
+use crate::server_time::ServerTime;
 
 pub(crate) use self::connect::{RedisConnector, ServerConnection};
 pub(crate) use self::error::{ConnectError, LinkError, is_unsent, missing_permission};
@@ -55,6 +56,7 @@ pub(crate) struct Link {
     config: RedisConfig,
     names: Arc<KeyNames>,
     clock: Arc<dyn Clock>,
+    server_time: Arc<ServerTime>,
     shared: Arc<SharedState>,
     /// `None` if the thread could not be started: then every call fails.
     runtime: Option<LinkRuntime>,
@@ -104,7 +106,12 @@ impl Link {
                 None
             }
         };
-        Self { config, names, clock, shared, runtime }
+        let server_time = match config.time {
+            TimeSource::Server => ServerTime::unknown(),
+            // A trace has no other time than its own.
+            TimeSource::Caller => ServerTime::equal(),
+        };
+        Self { config, names, clock, server_time: Arc::new(server_time), shared, runtime }
     }
 
     /// Derives the names of keys.
@@ -120,6 +127,11 @@ impl Link {
     /// The clock of this process.
     pub(crate) fn clock(&self) -> &Arc<dyn Clock> {
         &self.clock
+    }
+
+    /// The server's time as it was seen last.
+    pub(crate) fn server_time(&self) -> &Arc<ServerTime> {
+        &self.server_time
     }
 
     /// Whether keys of different slots need separate operations.

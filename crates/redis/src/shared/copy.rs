@@ -7,12 +7,14 @@ use tidegate_store::SharedRecord;
 
 use super::script::RecordCursor;
 use super::seal::Field;
+use crate::server_time::ServerTime;
 
 /// Records of a copy that expire, at most. Clients cause penalties, so their number must be bounded. Records without an expiry
 /// are made by operators only and always kept.
 const MAX_EXPIRING: usize = 100_000;
 
-/// All records that this node knows, and which of them Redis may lack.
+/// All records that this node knows, and which of them Redis may lack. Records expire by the clock of Redis, as soon as it is
+/// known; what was published before is converted then.
 #[derive(Debug)]
 pub(super) struct RecordCopy {
     records: HashMap<Field, SharedRecord>,
@@ -22,6 +24,8 @@ pub(super) struct RecordCopy {
     /// Not pushed since they were changed.
     unpushed: BTreeSet<Field>,
     cursor: RecordCursor,
+    /// Whether the records have the time of Redis.
+    has_server_time: bool,
 }
 
 impl Default for RecordCopy {
@@ -32,11 +36,33 @@ impl Default for RecordCopy {
             max_expiring: MAX_EXPIRING,
             unpushed: BTreeSet::new(),
             cursor: RecordCursor::default(),
+            has_server_time: false,
         }
     }
 }
 
 impl RecordCopy {
+    /// Takes a record that this node changed, with the node's time. Returns whether it is newer than the known one.
+    pub(super) fn publish(&mut self, field: Field, mut record: SharedRecord, time: &ServerTime) -> bool {
+        if self.has_server_time {
+            record.expires = record.expires.map(|at| time.at_server(at));
+        }
+        self.change(field, record)
+    }
+
+    /// Converts all records to the time of Redis, which is known now.
+    pub(super) fn use_server_time(&mut self, time: &ServerTime) {
+        if self.has_server_time {
+            return;
+        }
+        self.has_server_time = true;
+        self.expiring.clear();
+        for (field, record) in &mut self.records {
+            record.expires = record.expires.map(|at| time.at_server(at));
+            self.expiring.extend(record.expires.map(|at| (at, *field)));
+        }
+    }
+
     /// Takes a record that this node changed. Returns whether it is newer than the known one.
     pub(super) fn change(&mut self, field: Field, record: SharedRecord) -> bool {
         let is_newer = self.records.get(&field).is_none_or(|known| known.changed < record.changed);
@@ -93,8 +119,9 @@ impl RecordCopy {
         }
     }
 
-    /// Removes the records that have expired at `now`.
-    pub(super) fn remove_expired(&mut self, now: Timestamp) {
+    /// Removes the records that have expired at the node's time `now`.
+    pub(super) fn remove_expired(&mut self, now: Timestamp, time: &ServerTime) {
+        let now = if self.has_server_time { time.at_server(now) } else { now };
         while self.expiring.first().is_some_and(|(expires, _)| *expires <= now) {
             self.remove_first();
         }
@@ -207,12 +234,32 @@ mod tests {
         copy.change(FIELD, expiring(5, 11));
         copy.change([8; 16], record(5, b"own"));
         copy.accept([9; 16], expiring(5, 12), NOW);
-        copy.remove_expired(NOW);
+        copy.remove_expired(NOW, &ServerTime::equal());
         assert_eq!((copy.records.len(), copy.expiring.len()), (3, 2));
-        copy.remove_expired(Timestamp::from_secs(12));
+        copy.remove_expired(Timestamp::from_secs(12), &ServerTime::equal());
         copy.push_all();
         assert_eq!(copy.next_batch(10), Some(vec![([8; 16], record(5, b"own"))]));
         assert_eq!((copy.records.len(), copy.expiring.len()), (1, 0));
+    }
+
+    #[test]
+    fn copy_converts_the_expiry_of_its_own_records_once() {
+        let time = ServerTime::unknown();
+        let mut copy = RecordCopy::default();
+        copy.publish(FIELD, expiring(1, 100), &time);
+        // The node's clock is 10 s behind.
+        time.observe(Timestamp::from_secs(30), Timestamp::from_secs(20));
+        copy.remove_expired(Timestamp::from_secs(99), &time);
+        for _ in 0..2 {
+            copy.use_server_time(&time);
+        }
+        copy.publish([8; 16], expiring(1, 100), &time);
+        let batch = copy.next_batch(10).unwrap();
+        assert_eq!(batch, [(FIELD, expiring(1, 110)), ([8; 16], expiring(1, 110))]);
+        copy.remove_expired(Timestamp::from_secs(99), &time);
+        assert_eq!(copy.expiring.len(), 2);
+        copy.remove_expired(Timestamp::from_secs(100), &time);
+        assert!(copy.records.is_empty() && copy.expiring.is_empty());
     }
 
     #[test]
@@ -222,7 +269,7 @@ mod tests {
         assert!(copy.records.is_empty());
         copy.change(FIELD, expiring(5, 100));
         assert_eq!(copy.accept(FIELD, expiring(6, 10), NOW), Some(expiring(6, 10)));
-        copy.remove_expired(NOW);
+        copy.remove_expired(NOW, &ServerTime::equal());
         assert!(copy.records.is_empty() && copy.expiring.is_empty());
     }
 

@@ -9,6 +9,8 @@
 //! pushes all records that Redis lacks, as a new node does. So each record survives as long as one node knows it, and all
 //! nodes agree again by themselves. A removed record stays as a tombstone, so that a node that was away learns of it.
 //!
+//! Records expire by the clock of Redis. The exchange converts from and to that of the node.
+//!
 //! Records are encrypted, and their names are keyed hashes: a copy of the database reveals no client.
 
 mod copy;
@@ -27,6 +29,7 @@ use tokio::sync::mpsc;
 
 use crate::link::{ChannelEvent, Link};
 use crate::nodes::NodeId;
+use crate::server_time::ServerTime;
 use copy::RecordCopy;
 use script::{PAGE, SharedScript};
 use seal::Sealer;
@@ -53,6 +56,7 @@ pub struct SharedRecords {
     /// `None` if the cryptographic library failed.
     sealer: Option<Arc<Sealer>>,
     copy: Arc<Mutex<RecordCopy>>,
+    time: Arc<ServerTime>,
     /// Wakes the task that exchanges records; one waiting message is enough.
     changes: mpsc::Sender<()>,
     broadcasts: mpsc::Sender<Vec<u8>>,
@@ -95,7 +99,8 @@ impl SharedRecords {
                 "bans and overrides are not shared: the cryptographic library failed"
             );
         }
-        (Self { sealer, copy, changes, broadcasts }, received)
+        let time = Arc::clone(link.server_time());
+        (Self { sealer, copy, time, changes, broadcasts }, received)
     }
 }
 
@@ -105,7 +110,7 @@ impl RecordExchange for SharedRecords {
         let mut has_changes = false;
         for record in records {
             let field = sealer.field(&record.id);
-            has_changes |= lock(&self.copy).change(field, record);
+            has_changes |= lock(&self.copy).publish(field, record, &self.time);
         }
         if has_changes {
             // If the queue is full, the task will run anyway.
@@ -171,7 +176,7 @@ impl Exchange {
     fn remove_expired(&self, pushes_all: bool) {
         let Some(link) = self.link.upgrade() else { return };
         let mut copy = lock(&self.copy);
-        copy.remove_expired(link.clock().now());
+        copy.remove_expired(link.clock().now(), link.server_time());
         if pushes_all {
             copy.push_all();
         }
@@ -211,29 +216,29 @@ impl Exchange {
 
     async fn pull_all(&self, link: &Link) -> Result<(), StoreError> {
         loop {
-            let known = lock(&self.copy).cursor();
+            let (known, sent) = (lock(&self.copy).cursor(), link.clock().now());
             let Some(page) = self.script.pull(link, known).await? else {
                 lock(&self.copy).forget_cursor();
                 continue;
             };
+            if !link.server_time().is_known() {
+                link.server_time().observe(page.now, sent);
+            }
+            lock(&self.copy).use_server_time(link.server_time());
             if known.mark == 0 {
                 // Before the records, so that the receiver applies its own ones to a new store first.
                 self.send(SharedEvent::Attached).await;
                 let removed = lock(&self.copy).removed();
-                if !removed.is_empty() {
-                    self.send(SharedEvent::Records(removed)).await;
-                }
+                self.send_records(removed, link).await;
             }
-            let (mut changed, now) = (Vec::new(), link.clock().now());
+            let mut changed = Vec::new();
             for (field, at, sealed) in page.records {
                 match self.sealer.open_record(&field, at, &sealed) {
-                    Ok(record) => changed.extend(lock(&self.copy).accept(field, record, now)),
+                    Ok(record) => changed.extend(lock(&self.copy).accept(field, record, page.now)),
                     Err(error) => tracing::warn!(event = "record_unreadable", "{error}"),
                 }
             }
-            if !changed.is_empty() {
-                self.send(SharedEvent::Records(changed)).await;
-            }
+            self.send_records(changed, link).await;
             lock(&self.copy).advance(page.reached);
             if page.is_last {
                 return Ok(());
@@ -276,6 +281,17 @@ impl Exchange {
         {
             self.send(SharedEvent::Message(message.to_vec())).await;
         }
+    }
+
+    /// Sends records with the node's time.
+    async fn send_records(&self, mut records: Vec<SharedRecord>, link: &Link) {
+        if records.is_empty() {
+            return;
+        }
+        for record in &mut records {
+            record.expires = record.expires.map(|at| link.server_time().at_node(at));
+        }
+        self.send(SharedEvent::Records(records)).await;
     }
 
     async fn send(&self, event: SharedEvent) {

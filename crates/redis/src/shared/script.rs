@@ -43,6 +43,8 @@ pub(super) struct RecordCursor {
 pub(super) struct PulledPage {
     pub(super) reached: RecordCursor,
     pub(super) is_last: bool,
+    /// The server's time.
+    pub(super) now: Timestamp,
     pub(super) records: Vec<(Field, Timestamp, Vec<u8>)>,
 }
 
@@ -88,7 +90,7 @@ impl SharedScript {
         let mut command = self.command("pull", known);
         command.arg(known.version).arg(PAGE);
         let values = self.call(link, &command).await?;
-        let [mark, _, version, reached, pairs @ ..] = values.as_slice() else {
+        let [mark, now, version, reached, pairs @ ..] = values.as_slice() else {
             return if values.is_empty() { Ok(None) } else { Err(invalid()) };
         };
         let (version, reached) = (number(version)?, number(reached)?);
@@ -96,6 +98,7 @@ impl SharedScript {
         Ok(Some(PulledPage {
             reached: RecordCursor { mark: number(mark)?, version: reached },
             is_last: reached >= version,
+            now: Timestamp::from_micros(number(now)?),
             records: records.collect::<Result<_, _>>()?,
         }))
     }

@@ -105,6 +105,8 @@ impl StoreState {
         now: Timestamp,
     ) -> Result<(), StoreError> {
         let Some(since) = self.failures.since() else { return Err(error) };
+        // Charges have the server's time.
+        let since = self.link.server_time().at_server(since);
         let is_local = |refund: &&Refund<'_>| {
             refund.charged >= since && self.settings.of(refund.key.rule).on_failure != StoreFailureMode::Deny
         };
@@ -277,7 +279,7 @@ impl StoreState {
         let (seconds, micros): (u64, u64) = redis::from_redis_value(reply)
             .map_err(|_| StoreError::Protocol { reason: "the server's time is not a time".to_owned() })?;
         let server = Timestamp::from_secs(seconds) + TimeSpan::from_micros(micros);
-        self.fallback.observe_server_time(server, node);
+        self.link.server_time().observe(server, node);
         Ok(())
     }
 
