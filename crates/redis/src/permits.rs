@@ -125,13 +125,18 @@ impl SharedPermits {
         let mut start = Bound::Unbounded;
         loop {
             // The lock is held while the renewals are queued: a release that follows is queued after them.
-            let numbers = self.lock();
+            let mut numbers = self.lock();
             let batch: Vec<_> = numbers.in_use.range((start, Bound::Unbounded)).take(RENEWAL_BATCH).collect();
             let Some((last, _)) = batch.last() else { return };
             start = Bound::Excluded(**last);
-            let permits = batch.into_iter().map(|(number, key)| (*number, key.clone()));
-            let failed = self.send(PermitAction::Renew, permits);
-            self.handle_failed(numbers, failed);
+            let mut groups: HashMap<u16, Vec<(u64, KeyName)>> = HashMap::new();
+            for (number, key) in batch {
+                let slot = if self.link.has_slots() { key.slot() } else { 0 };
+                groups.entry(slot).or_default().push((*number, key.clone()));
+            }
+            for permits in groups.into_values() {
+                self.send(&mut numbers, PermitRequests { action: PermitAction::Renew, permits });
+            }
         }
     }
 
@@ -142,8 +147,7 @@ impl SharedPermits {
         let (last, until) = numbers.in_doubt;
         let is_in_doubt = number <= last && now < until;
         let action = if is_in_doubt { PermitAction::Withdraw } else { PermitAction::Release };
-        let failed = self.send(action, [(number, key.clone())]);
-        self.handle_failed(numbers, failed);
+        self.send(&mut numbers, PermitRequests { action, permits: vec![(number, key.clone())] });
     }
 
     /// Sends the releases that failed again, if Redis works.
@@ -153,57 +157,34 @@ impl SharedPermits {
         }
         let now = self.link.clock().now();
         let mut numbers = self.lock();
-        numbers.unreleased.retain(|_, (_, expiry)| *expiry > now);
-        let mut failed = Vec::new();
-        while let Some((number, (key, _))) = numbers.unreleased.pop_first() {
-            failed.extend(self.send(PermitAction::Withdraw, [(number, key)]));
-        }
-        self.handle_failed(numbers, failed);
-    }
-
-    /// Queues a request for each of `permits`, and handles a failure later. Returns those that could not be queued.
-    fn send(
-        self: &Arc<Self>,
-        action: PermitAction,
-        permits: impl IntoIterator<Item = (u64, KeyName)>,
-    ) -> Vec<FailedRequest> {
-        let mut groups: HashMap<u16, Vec<(u64, KeyName)>> = HashMap::new();
-        for (number, key) in permits {
-            let slot = if self.link.has_slots() { key.slot() } else { 0 };
-            groups.entry(slot).or_default().push((number, key));
-        }
-        let mut failed = Vec::new();
-        for permits in groups.into_values() {
-            let requests = permits.iter().map(|(number, key)| self.request(action, key, *number)).collect();
-            // A release does not depend on the time.
-            let request = FailedRequest { action, permits };
-            match self.link.send(Operation::Permits(requests), self.link.clock().now()) {
-                Ok(reply) => {
-                    // Weak: the task belongs to the link.
-                    let node = Arc::downgrade(self);
-                    self.link.spawn(async move {
-                        if reply.await.is_err()
-                            && let Some(node) = node.upgrade()
-                        {
-                            node.handle_failed(node.lock(), vec![request]);
-                        }
-                    });
-                }
-                Err(_) => failed.push(request),
+        for (number, (key, expiry)) in std::mem::take(&mut numbers.unreleased) {
+            if expiry > now {
+                let action = PermitAction::Withdraw;
+                self.send(&mut numbers, PermitRequests { action, permits: vec![(number, key)] });
             }
         }
-        failed
     }
 
-    /// Keeps releases that failed, to send them again.
-    fn handle_failed(&self, mut numbers: MutexGuard<'_, PermitNumbers>, failed: Vec<FailedRequest>) {
+    /// Queues requests whose permits are in one slot. A failure is noted, now or later.
+    fn send(self: &Arc<Self>, numbers: &mut PermitNumbers, requests: PermitRequests) {
+        let PermitRequests { action, permits } = &requests;
+        let packed = permits.iter().map(|(number, key)| self.request(*action, key, *number)).collect();
+        // A release does not depend on the time.
         let now = self.link.clock().now();
-        for FailedRequest { action, permits } in failed {
-            numbers.note_failure(now);
-            if action != PermitAction::Renew {
-                let expiring = permits.into_iter().map(|(number, key)| (number, (key, now + PERMIT_LIFE)));
-                numbers.unreleased.extend(expiring);
+        match self.link.send(Operation::Permits(packed), now) {
+            Ok(reply) => {
+                // Weak: the task belongs to the link.
+                let node = Arc::downgrade(self);
+                self.link.spawn(async move {
+                    if reply.await.is_err()
+                        && let Some(node) = node.upgrade()
+                    {
+                        let now = node.link.clock().now();
+                        node.lock().keep_failed(requests, now);
+                    }
+                });
             }
+            Err(_) => numbers.keep_failed(requests, now),
         }
     }
 
@@ -222,10 +203,19 @@ impl PermitNumbers {
     fn note_failure(&mut self, now: Timestamp) {
         self.in_doubt = (self.last, now + PERMIT_LIFE);
     }
+
+    /// Keeps releases that failed at `now`, to send them again.
+    fn keep_failed(&mut self, failed: PermitRequests, now: Timestamp) {
+        self.note_failure(now);
+        if failed.action != PermitAction::Renew {
+            let expiring = failed.permits.into_iter().map(|(number, key)| (number, (key, now + PERMIT_LIFE)));
+            self.unreleased.extend(expiring);
+        }
+    }
 }
 
-/// A request about permits that failed, or may fail.
-struct FailedRequest {
+/// The same request for several permits, by their numbers.
+struct PermitRequests {
     action: PermitAction,
     permits: Vec<(u64, KeyName)>,
 }

@@ -185,22 +185,22 @@ impl Simulation {
     /// A request of the node that was admitted lately is refunded.
     fn refund(&mut self, node: usize) {
         let latest = self.spends.len().saturating_sub(200);
-        let spend = self.random.usize(latest..=self.spends.len());
+        let number = self.random.usize(latest..=self.spends.len());
         let simulated = &mut self.nodes[node];
         let (id, local) = (simulated.id, simulated.local(self.now));
         let is_wanted = |spend: &&mut Spend| spend.node == id && spend.refund == RefundState::None;
-        let Some(spent) = self.spends.get_mut(spend).filter(is_wanted) else { return };
+        let Some(spend) = self.spends.get_mut(number).filter(is_wanted) else { return };
         let key = CounterKey::new(RuleId::named("simulation"), b"");
-        let refund = Refund { key, limit: &self.limit, cost: Cost::ONE, charged: spent.at };
+        let refund = Refund { key, limit: &self.limit, cost: Cost::ONE, charged: spend.at };
         if simulated.block.refund(&refund, local) == 0 {
-            spent.refund = RefundState::Done;
+            spend.refund = RefundState::Done;
             self.coverage.refunds_here += 1;
         } else {
-            spent.refund = RefundState::Sent;
+            spend.refund = RefundState::Sent;
             // It is sent once, and may be lost.
             if self.random.u32(0..20) > 0 {
                 let latency = TimeSpan::from_micros(self.random.u64(0..10 * LATENCY));
-                self.network.push_back((self.now + latency, Message::Refund { node, id, spend }));
+                self.network.push_back((self.now + latency, Message::Refund { node, id, spend: number }));
             }
         }
     }
