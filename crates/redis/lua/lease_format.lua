@@ -11,6 +11,7 @@
 --                                peek (2):    cost in `least`
 --                                reset (3)
 --                                override (4): until (us, 0 for none) in `want`; `limit` is the replacement
+--                                refund (5): when the units were spent (us) in `want`, units in `debt`
 -- Reply    packed; for each operation '<Bddddddddd': status (0 done, 1 ignored: not the newest request of the node,
 --          2 the entry has a newer format, 3 the entry is malformed and only a reset changes it), now, epoch (0: no lease), granted, life (us), available, capacity,
 --          retry_after (us), reset_after (us), units that other nodes hold
@@ -29,7 +30,7 @@
 local VERSION = 1
 local MAX = 9007199254740991
 local TOKEN_BUCKET, FIXED_WINDOW, SLIDING_COUNTER = 1, 2, 3
-local ACQUIRE, PEEK, RESET, OVERRIDE = 1, 2, 3, 4
+local ACQUIRE, PEEK, RESET, OVERRIDE, REFUND = 1, 2, 3, 4, 5
 local DONE, IGNORED, NEWER, MALFORMED = 0, 1, 2, 3
 local LIMIT, OPERATION, REPLY = '<Bdddd', '<BHHddddddddd', '<Bddddddddd'
 -- The number of records is stored in one byte: more nodes do not get leases on one counter.

@@ -4,6 +4,8 @@
 
 -- An override is kept this long after its end, in case time goes back.
 local OVERRIDE_KEPT = 120000000
+-- A charge made before the end of an override is not refunded until this long after it: which limit it used is unknown.
+local REFUNDS_END = 60000000
 local COUNTERS = 2
 -- An override in an entry: its end and its limit.
 local INSTEAD = '<dBdddd'
@@ -128,11 +130,11 @@ local function entry_of(key)
   return entry
 end
 
--- The units that nodes other than `node` can still spend under a limit, and the number of these nodes.
-local function held_by_others(entry, node, window)
+-- The units that nodes other than `node` can still spend under a limit (in the window of `at`), and the number of these nodes.
+local function held_by_others(entry, node, window, at)
   local units, nodes = 0, 0
   for _, r in ipairs(entry.records) do
-    if r.node ~= node and (not window or floor_div(r.at, window) == floor_div(now, window)) then
+    if r.node ~= node and (not window or floor_div(r.at, window) == floor_div(at or now, window)) then
       units, nodes = units + r.granted - r.spent, nodes + 1
     end
   end
@@ -440,6 +442,39 @@ local function reset(entry)
   end
 end
 
+-- The units that nodes have reported as spent in the window of `at`.
+local function spent_in_window(entry, counter, at)
+  local state, window, count = counter.state, floor_div(at, counter.limit.window), 0
+  if state.window == window then
+    count = state.count or state.current
+  elseif state.window == window + 1 then
+    count = state.previous or 0
+  end
+  return count - held_by_others(entry, 0, counter.limit.window, at)
+end
+
+-- Gives back units that were spent at `op.want`. What is leased stays charged.
+local function refund(entry, op)
+  local instead, charged = entry.instead, op.want
+  if instead and charged < instead.till and now < instead.till + REFUNDS_END then
+    return
+  end
+  expire(entry)
+  for _, counter in ipairs(entry.counters) do
+    if same(counter.limit, op.limit) and charged >= counter.since then
+      local units = op.debt
+      if counter.limit.window then
+        units = math.min(units, spent_in_window(entry, counter, charged))
+      end
+      if units > 0 then
+        local give = algorithms[counter.limit.kind].refund
+        counter.state = give(counter.limit, counter.state, charged, now, units)
+        entry.dirty = true
+      end
+    end
+  end
+end
+
 local function write(key, entry)
   local instead, counters = entry.instead, entry.counters
   if instead and instead.till + OVERRIDE_KEPT <= now then
@@ -502,6 +537,8 @@ local function run(kind, key, op)
       entry.instead.till = math.min(entry.instead.till, now)
     end
     entry.dirty = true
+  elseif kind == REFUND then
+    refund(entry, op)
   else
     error('TIDEGATE unknown operation')
   end

@@ -1,26 +1,39 @@
 -- The records that nodes share: the version that was changed last counts.
 --
--- KEYS     1 records: a hash of field -> changed (16 digits) and the sealed record; `epoch` and `version` are fields too
+-- KEYS     1 records: a hash of field -> changed (16 digits) and the sealed record; `version` is a field too
 --          2 changes: a sorted set of fields, by the version at which they were changed
 --          3 expiry: a sorted set of fields, by the time (us) from which they are of no use
+--          4 mark: the number of the caller's last call that changed its mark
 -- ARGV     1 operation: push | pull
---          2 the time to live of the keys, in seconds
---          3 the epoch of a new set of keys: a random text
+--          2 the time to live of the records, and 3 that of the mark, in seconds
+--          4 the number of this call: larger than that of every earlier call of the caller
+--          5 the mark that the caller knows; 0 if it knows nothing of these records
 --          push   then for each record: field, changed (16 digits), expiry (us, "" for never), sealed record
---          pull   4 the epoch and 5 the version that the caller knows, 6 the most records to return
--- Reply    epoch, version, then
+--          pull   6 the version that the caller knows, 7 the most records to return
+-- Reply    nothing if this server lacks the mark that the caller knows: then it has lost what the caller has pushed or
+--          pulled, and nothing has happened. Otherwise the mark, this server's time (us), then
 --          push   the number of records that were newer than the stored ones
---          pull   the version up to which this page reaches, then field and value of each record
+--          pull   the version, the version up to which this page reaches, then field and value of each record
 --
--- A caller that knows another epoch or a later version gets all records: this server lost some.
+-- A version orders changes only within one history. After a restart from an older snapshot, or a failover to a replica that
+-- was behind, the same versions are given to other changes. So each push, and each pull that a caller learns something from,
+-- leaves a mark: a caller whose mark is gone may not use its version.
 
-local records, changes, expiry = KEYS[1], KEYS[2], KEYS[3]
-local ttl = tonumber(ARGV[2])
+local records, changes, expiry, mark = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
+local ttl, known_mark = tonumber(ARGV[2]), tonumber(ARGV[5])
 local REMOVALS = 1000
 
-redis.call('HSETNX', records, 'epoch', ARGV[3])
-local epoch = redis.call('HGET', records, 'epoch')
+local stored_mark = tonumber(redis.call('GET', mark) or '0')
+if stored_mark < known_mark then
+  return {}
+end
 local version = tonumber(redis.call('HGET', records, 'version') or '0')
+
+-- A call that runs late, after its caller has made others, changes nothing.
+local function set_mark()
+  stored_mark = math.max(stored_mark, tonumber(ARGV[4]))
+  redis.call('SET', mark, string.format('%.0f', stored_mark), 'EX', ARGV[3])
+end
 
 local function keep_alive()
   redis.call('EXPIRE', records, ttl)
@@ -44,7 +57,7 @@ end
 remove_expired()
 if ARGV[1] == 'push' then
   local accepted = 0
-  for at = 4, #ARGV, 4 do
+  for at = 6, #ARGV, 4 do
     local field, changed, till, sealed = ARGV[at], ARGV[at + 1], ARGV[at + 2], ARGV[at + 3]
     local stored = redis.call('HGET', records, field)
     local accepts
@@ -68,26 +81,29 @@ if ARGV[1] == 'push' then
   end
   redis.call('HSET', records, 'version', string.format('%.0f', version))
   keep_alive()
-  return { epoch, version, accepted }
+  set_mark()
+  return { stored_mark, now, accepted }
 end
 
 if redis.call('TTL', records) < ttl / 2 then
   keep_alive()
 end
-local known = ARGV[5]
-if ARGV[4] ~= epoch or tonumber(known) > version then
-  known = '0'
+local known = known_mark == 0 and 0 or tonumber(ARGV[6])
+local page = redis.call(
+  'ZRANGEBYSCORE', changes, '(' .. string.format('%.0f', known), '+inf', 'WITHSCORES', 'LIMIT', 0, ARGV[7])
+local reached = version
+if #page / 2 == tonumber(ARGV[7]) then
+  reached = tonumber(page[#page])
 end
-local reply = { epoch, version, version }
-local page = redis.call('ZRANGEBYSCORE', changes, '(' .. known, '+inf', 'WITHSCORES', 'LIMIT', 0, ARGV[6])
+if reached ~= known or known_mark == 0 then
+  set_mark()
+end
+local reply = { stored_mark, now, version, reached }
 for at = 1, #page, 2 do
   local value = redis.call('HGET', records, page[at])
   if value then
     reply[#reply + 1] = page[at]
     reply[#reply + 1] = value
   end
-end
-if #page / 2 == tonumber(ARGV[6]) then
-  reply[3] = tonumber(page[#page])
 end
 return reply

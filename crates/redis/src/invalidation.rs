@@ -29,6 +29,8 @@ const RETRY_PAUSE: Duration = Duration::from_millis(100);
 pub(crate) enum CounterChange {
     /// Units were given back: it may admit again.
     Refunded,
+    /// The same for its leases.
+    LeaseRefunded,
     /// It starts again.
     Reset,
     /// Another limit applies.
@@ -57,7 +59,7 @@ pub(crate) fn channel(prefix: &str) -> String {
 }
 
 /// Queues changes for the other nodes.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct InvalidationQueue {
     sender: mpsc::Sender<Invalidation>,
     /// Changes were dropped.
@@ -131,6 +133,7 @@ fn encode(node: NodeId, message: &InvalidationMessage) -> Vec<u8> {
                 let Ok(length) = u16::try_from(name.len()) else { continue };
                 bytes.push(match change {
                     CounterChange::Refunded => b'f',
+                    CounterChange::LeaseRefunded => b'l',
                     CounterChange::Reset => b'r',
                     CounterChange::Overridden => b'o',
                 });
@@ -158,6 +161,7 @@ fn decode_changes(mut bytes: &[u8]) -> Option<Vec<Invalidation>> {
     while let Some((kind, rest)) = bytes.split_first() {
         let change = match kind {
             b'f' => CounterChange::Refunded,
+            b'l' => CounterChange::LeaseRefunded,
             b'r' => CounterChange::Reset,
             b'o' => CounterChange::Overridden,
             _ => return None,
@@ -180,6 +184,7 @@ mod tests {
     fn changes() -> Vec<Invalidation> {
         [
             (CounterChange::Refunded, &b"tg:{a}b"[..]),
+            (CounterChange::LeaseRefunded, b"tg:{a}b"),
             (CounterChange::Reset, b""),
             (CounterChange::Overridden, b"tg:{c}*"),
         ]

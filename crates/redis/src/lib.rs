@@ -39,6 +39,7 @@ mod permits;
 mod rejections;
 mod report;
 mod script;
+mod server_time;
 mod share_table;
 mod shared;
 mod static_store;

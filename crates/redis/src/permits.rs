@@ -3,8 +3,11 @@
 //! Redis has the permits of a rule and a client in one sorted set. A permit expires after [`PERMIT_LIFE`], and its node renews
 //! it every [`RENEWAL_INTERVAL`] while the request is in progress: the permits of a node that was killed return by themselves.
 //!
-//! Requests for one permit are queued in the order in which they are made, so a permit is not renewed after its release. A
-//! release is sent once and the store does not wait for its reply; if it is lost, the permit returns when it expires.
+//! Requests for one permit are queued in the order in which they are made, so a permit is not renewed after its release.
+//! Nobody waits for the reply to a release. One that failed is sent again until the permit has expired.
+//!
+//! A server that does not respond may run requests later, even after those of the next connection. So after a failure a
+//! release withdraws the permit: an acquisition or a renewal that the server runs later has no effect.
 
 use std::collections::{BTreeMap, HashMap};
 use std::ops::Bound;
@@ -15,7 +18,7 @@ use tidegate_core::{CounterKey, TimeSpan, Timestamp};
 use tidegate_store::{SharedPermit, StoreError};
 
 use crate::key::KeyName;
-use crate::link::Link;
+use crate::link::{Link, is_unsent};
 use crate::nodes::NodeId;
 use crate::operation::{Operation, OperationReply};
 
@@ -45,6 +48,8 @@ pub(crate) enum PermitAction {
     Renew,
     /// Removes it.
     Release,
+    /// Removes it, also if the server runs earlier requests for it later.
+    Withdraw,
 }
 
 /// The member of the sorted set: the node and the number of the permit there.
@@ -64,6 +69,10 @@ pub(crate) struct SharedPermits {
 struct PermitNumbers {
     last: u64,
     in_use: BTreeMap<u64, KeyName>,
+    /// The permits whose release failed, and when they expire in Redis.
+    unreleased: BTreeMap<u64, (KeyName, Timestamp)>,
+    /// Redis may run requests that failed later: for permits up to this number, until this time.
+    in_doubt: (u64, Timestamp),
 }
 
 impl SharedPermits {
@@ -90,7 +99,16 @@ impl SharedPermits {
             may_exist: true,
         };
         let request = self.request(PermitAction::Acquire { max }, &guard.key, number);
-        let reply = self.link.call(Operation::Permits(vec![request]), now).await?;
+        let reply = match self.link.call(Operation::Permits(vec![request]), now).await {
+            Ok(reply) => reply,
+            Err(error) => {
+                guard.may_exist = !is_unsent(&error);
+                if guard.may_exist {
+                    self.lock().note_failure(self.link.clock().now());
+                }
+                return Err(error);
+            }
+        };
         let OperationReply::Permits(replies) = reply else {
             return Err(StoreError::Protocol { reason: "no reply to the request for a permit".to_owned() });
         };
@@ -103,32 +121,71 @@ impl SharedPermits {
     }
 
     /// Sends renewals of all permits in use.
-    pub(crate) fn renew(&self) {
-        let now = self.link.clock().now();
+    pub(crate) fn renew(self: &Arc<Self>) {
         let mut start = Bound::Unbounded;
         loop {
             // The lock is held while the renewals are queued: a release that follows is queued after them.
-            let numbers = self.lock();
+            let mut numbers = self.lock();
             let batch: Vec<_> = numbers.in_use.range((start, Bound::Unbounded)).take(RENEWAL_BATCH).collect();
             let Some((last, _)) = batch.last() else { return };
             start = Bound::Excluded(**last);
-            let mut requests: HashMap<u16, Vec<PermitRequest>> = HashMap::new();
+            let mut groups: HashMap<u16, Vec<(u64, KeyName)>> = HashMap::new();
             for (number, key) in batch {
                 let slot = if self.link.has_slots() { key.slot() } else { 0 };
-                requests.entry(slot).or_default().push(self.request(PermitAction::Renew, key, *number));
+                groups.entry(slot).or_default().push((*number, key.clone()));
             }
-            for requests in requests.into_values() {
-                self.link.send(Operation::Permits(requests), now);
+            for permits in groups.into_values() {
+                self.send(&mut numbers, PermitRequests { action: PermitAction::Renew, permits });
             }
         }
     }
 
-    fn release(&self, key: &KeyName, number: u64) {
+    fn release(self: &Arc<Self>, key: &KeyName, number: u64) {
+        let now = self.link.clock().now();
         let mut numbers = self.lock();
         numbers.in_use.remove(&number);
-        let request = self.request(PermitAction::Release, key, number);
+        let (last, until) = numbers.in_doubt;
+        let is_in_doubt = number <= last && now < until;
+        let action = if is_in_doubt { PermitAction::Withdraw } else { PermitAction::Release };
+        self.send(&mut numbers, PermitRequests { action, permits: vec![(number, key.clone())] });
+    }
+
+    /// Sends the releases that failed again, if Redis works.
+    pub(crate) fn release_again(self: &Arc<Self>) {
+        if !self.link.is_available() {
+            return;
+        }
+        let now = self.link.clock().now();
+        let mut numbers = self.lock();
+        for (number, (key, expiry)) in std::mem::take(&mut numbers.unreleased) {
+            if expiry > now {
+                let action = PermitAction::Withdraw;
+                self.send(&mut numbers, PermitRequests { action, permits: vec![(number, key)] });
+            }
+        }
+    }
+
+    /// Queues requests whose permits are in one slot. A failure is noted, now or later.
+    fn send(self: &Arc<Self>, numbers: &mut PermitNumbers, requests: PermitRequests) {
+        let PermitRequests { action, permits } = &requests;
+        let packed = permits.iter().map(|(number, key)| self.request(*action, key, *number)).collect();
         // A release does not depend on the time.
-        self.link.send(Operation::Permits(vec![request]), self.link.clock().now());
+        let now = self.link.clock().now();
+        match self.link.send(Operation::Permits(packed), now) {
+            Ok(reply) => {
+                // Weak: the task belongs to the link.
+                let node = Arc::downgrade(self);
+                self.link.spawn(async move {
+                    if reply.await.is_err()
+                        && let Some(node) = node.upgrade()
+                    {
+                        let now = node.link.clock().now();
+                        node.lock().keep_failed(requests, now);
+                    }
+                });
+            }
+            Err(_) => numbers.keep_failed(requests, now),
+        }
     }
 
     fn request(&self, action: PermitAction, key: &KeyName, number: u64) -> PermitRequest {
@@ -139,6 +196,28 @@ impl SharedPermits {
     fn lock(&self) -> MutexGuard<'_, PermitNumbers> {
         self.numbers.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+impl PermitNumbers {
+    /// Redis may run a request that failed at `now` later.
+    fn note_failure(&mut self, now: Timestamp) {
+        self.in_doubt = (self.last, now + PERMIT_LIFE);
+    }
+
+    /// Keeps releases that failed at `now`, to send them again.
+    fn keep_failed(&mut self, failed: PermitRequests, now: Timestamp) {
+        self.note_failure(now);
+        if failed.action != PermitAction::Renew {
+            let expiring = failed.permits.into_iter().map(|(number, key)| (number, (key, now + PERMIT_LIFE)));
+            self.unreleased.extend(expiring);
+        }
+    }
+}
+
+/// The same request for several permits, by their numbers.
+struct PermitRequests {
+    action: PermitAction,
+    permits: Vec<(u64, KeyName)>,
 }
 
 /// Releases a permit when it is dropped.
@@ -202,6 +281,35 @@ mod tests {
         assert_eq!(one.lock().in_use.len(), 1);
         drop(permit);
         assert!(one.lock().in_use.is_empty());
+    }
+
+    #[tokio::test]
+    async fn permit_withdrawn_before_its_requests_run_is_neither_acquired_nor_renewed() {
+        let server = RedisServer::start();
+        let clock = Arc::new(ManualClock::at(Timestamp::from_secs(100)));
+        let node = permits(&server, &clock).await;
+        let key = node.link.names().permits(KEY);
+        let run = async |action, number, seconds| {
+            let operation = Operation::Permits(vec![node.request(action, &key, number)]);
+            match node.link.call(operation, Timestamp::from_secs(seconds)).await.unwrap() {
+                OperationReply::Permits(replies) => replies[0],
+                other => panic!("{other:?}"),
+            }
+        };
+        let acquire = PermitAction::Acquire { max: 1 };
+        run(PermitAction::Withdraw, 7, 100).await;
+        assert!(!run(acquire, 7, 101).await, "it was withdrawn");
+        run(PermitAction::Renew, 7, 102).await;
+        assert!(run(acquire, 8, 103).await, "a withdrawn permit does not count");
+        assert!(!run(acquire, 9, 104).await);
+        run(PermitAction::Withdraw, 8, 105).await;
+        run(PermitAction::Renew, 8, 106).await;
+        assert!(run(acquire, 9, 107).await);
+        let members =
+            || server.command(&["EVAL", "return redis.call('ZCARD', redis.call('KEYS', '*')[1])", "0"]);
+        assert!(members().contains('3'), "{}", members());
+        assert!(!run(acquire, 10, 136).await);
+        assert!(members().contains('1'), "{}: withdrawn permits expire too", members());
     }
 
     #[tokio::test]

@@ -13,7 +13,7 @@ pub struct SharedRecord {
     pub id: Vec<u8>,
     /// When it was changed. Of two versions the later one counts.
     pub changed: Timestamp,
-    /// When it is of no more use; `None` if never.
+    /// When it is of no more use, by the clock of this node; `None` if never. The exchange converts it for others.
     pub expires: Option<Timestamp>,
     /// The contents; `None` if the record was removed.
     pub body: Option<Vec<u8>>,

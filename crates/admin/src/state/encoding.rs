@@ -2,6 +2,10 @@
 //!
 //! The id of a record is a letter for its kind and the key; the body is JSON. A node ignores kinds and fields that it does
 //! not know.
+//!
+//! The times in a body are those of the node that wrote it, whose clock may be wrong. The expiry of a record is converted to the
+//! clock of the node that reads it. So the end of a ban or an override is the expiry, and other times that count are moved
+//! with it.
 
 use serde::{Deserialize, Serialize};
 use tidegate_core::{CounterKey, Limit, PenaltyState, RuleId, Spec, TimeSpan, Timestamp};
@@ -25,7 +29,8 @@ pub(super) enum RemoteChange {
     Override(OverrideKey, OverrideRecord),
     RemoveOverride(OverrideKey),
     Penalty(PenaltyEntry),
-    RemovePenalty(PenaltyKey),
+    /// An operator lifted it at this time.
+    RemovePenalty(PenaltyKey, Timestamp),
 }
 
 #[derive(Serialize, Deserialize)]
@@ -70,13 +75,13 @@ fn penalty_id(key: &PenaltyKey) -> Vec<u8> {
     [&[PENALTY], key.rule.as_u64().to_be_bytes().as_slice(), &key.client].concat()
 }
 
-/// A record that says that `id` was removed.
-pub(super) fn removal(id: Vec<u8>, changed: Timestamp) -> SharedRecord {
-    SharedRecord { id, changed, expires: Some(changed + REMOVAL_LIFETIME), body: None }
+/// A record that says that `id` was removed at `now`.
+pub(super) fn removal(id: Vec<u8>, changed: Timestamp, now: Timestamp) -> SharedRecord {
+    SharedRecord { id, changed, expires: Some(now + REMOVAL_LIFETIME), body: None }
 }
 
-pub(super) fn penalty_removal(key: &PenaltyKey, changed: Timestamp) -> SharedRecord {
-    removal(penalty_id(key), changed)
+pub(super) fn penalty_removal(key: &PenaltyKey, changed: Timestamp, now: Timestamp) -> SharedRecord {
+    removal(penalty_id(key), changed, now)
 }
 
 pub(super) fn ban_record(ban: &Ban, changed: Timestamp) -> SharedRecord {
@@ -134,24 +139,27 @@ pub(super) fn read(record: &SharedRecord) -> Option<RemoteChange> {
             // Subjects are complete, so the default prefix is not used.
             let subject = Subject::parse(std::str::from_utf8(key).ok()?, 128).ok()?;
             let Some(body) = body else { return Some(RemoteChange::Unban(subject)) };
-            let BanBody { reason, since, until } = serde_json::from_slice(body).ok()?;
-            let (since, until) = (Timestamp::from_micros(since), until.map(Timestamp::from_micros));
-            Some(RemoteChange::Ban(Ban { subject, reason, since, until }))
+            let BanBody { reason, since, .. } = serde_json::from_slice(body).ok()?;
+            let since = Timestamp::from_micros(since);
+            Some(RemoteChange::Ban(Ban { subject, reason, since, until: record.expires }))
         }
         OVERRIDE => {
             let end = key.iter().position(|byte| *byte == 0)?;
             let (rule, client) = (key.get(..end)?, key.get(end + 1..)?);
             let key = OverrideKey { rule: String::from_utf8(rule.to_vec()).ok()?, client: client.to_vec() };
             match body {
-                Some(body) => Some(RemoteChange::Override(key, read_override(body)?)),
+                Some(body) => Some(RemoteChange::Override(key, read_override(body, record.expires)?)),
                 None => Some(RemoteChange::RemoveOverride(key)),
             }
         }
         PENALTY => {
             let key = read_key(key)?;
             match body {
-                Some(body) => Some(RemoteChange::Penalty(read_penalty(key, body)?)),
-                None => Some(RemoteChange::RemovePenalty(key)),
+                Some(body) => Some(RemoteChange::Penalty(read_penalty(key, body, record.expires)?)),
+                None => {
+                    let lifted = record.expires.map_or(record.changed, |expires| expires - REMOVAL_LIFETIME);
+                    Some(RemoteChange::RemovePenalty(key, lifted))
+                }
             }
         }
         _ => None,
@@ -163,25 +171,29 @@ fn read_key(bytes: &[u8]) -> Option<PenaltyKey> {
     Some(PenaltyKey { rule: RuleId::from_u64(u64::from_be_bytes(*rule)), client: client.into() })
 }
 
-fn read_override(body: &[u8]) -> Option<OverrideRecord> {
+fn read_override(body: &[u8], until: Option<Timestamp>) -> Option<OverrideRecord> {
     let body: OverrideBody = serde_json::from_slice(body).ok()?;
     let algorithm = body.algorithm.parse().ok()?;
     let spec = Spec { burst: body.burst, ..Spec::new(body.requests, TimeSpan::from_micros(body.window)) };
     Limit::new(algorithm, spec).ok()?;
-    let (since, until) = (Timestamp::from_micros(body.since), body.until.map(Timestamp::from_micros));
+    let since = Timestamp::from_micros(body.since);
     Some(OverrideRecord { algorithm, spec, reason: body.reason, since, until })
 }
 
-fn read_penalty(key: PenaltyKey, body: &[u8]) -> Option<PenaltyEntry> {
+fn read_penalty(key: PenaltyKey, body: &[u8], expires: Option<Timestamp>) -> Option<PenaltyEntry> {
     let body: PenaltyBody = serde_json::from_slice(body).ok()?;
+    let expires_at = Timestamp::from_micros(body.expires_at);
+    let read_at = expires.unwrap_or(expires_at);
+    let moved =
+        |micros| Timestamp::from_micros(micros) + read_at.since(expires_at) - expires_at.since(read_at);
     let record = PenaltyState {
         violations: body.violations,
         level: body.level,
-        since: Timestamp::from_micros(body.since),
-        locked_until: Timestamp::from_micros(body.locked_until),
+        since: moved(body.since),
+        locked_until: moved(body.locked_until),
         locked_for: TimeSpan::from_micros(body.locked_for),
     };
-    Some(PenaltyEntry { key, record, expires_at: Timestamp::from_micros(body.expires_at) })
+    Some(PenaltyEntry { key, record, expires_at: read_at })
 }
 
 fn to_json(body: &impl Serialize) -> Vec<u8> {
@@ -205,7 +217,7 @@ mod tests {
         assert!(
             matches!(read_back, Some(RemoteChange::Ban(read)) if read.subject == subject && read.reason == "abuse")
         );
-        let removed = read(&removal(ban_id(&subject), NOW));
+        let removed = read(&removal(ban_id(&subject), NOW, NOW));
         assert!(matches!(removed, Some(RemoteChange::Unban(read)) if read == subject));
     }
 
@@ -222,6 +234,36 @@ mod tests {
         };
         let read_back = read(&override_record(&key, &record, NOW));
         assert!(matches!(read_back, Some(RemoteChange::Override(k, r)) if k == key && r == record));
+    }
+
+    #[test]
+    fn record_of_a_node_with_another_clock_ends_with_its_converted_expiry() {
+        let skew = TimeSpan::from_secs(5);
+        let read_elsewhere = |record: SharedRecord| {
+            read(&SharedRecord { expires: record.expires.map(|at| at + skew), ..record }).unwrap()
+        };
+        let end = NOW + TimeSpan::from_secs(4);
+        let subject = Subject::parse("user:bob", 64).unwrap();
+        let ban = Ban { subject, reason: String::new(), since: NOW, until: Some(end) };
+        let RemoteChange::Ban(ban) = read_elsewhere(ban_record(&ban, NOW)) else { panic!("a ban") };
+        assert_eq!((ban.since, ban.until), (NOW, Some(end + skew)));
+        let key = PenaltyKey { rule: RuleId::named("default"), client: b"bob"[..].into() };
+        let record = PenaltyState {
+            violations: 3,
+            level: 1,
+            since: end,
+            locked_until: end,
+            locked_for: TimeSpan::from_secs(4),
+        };
+        let entry = PenaltyEntry { key, record, expires_at: end + TimeSpan::from_secs(60) };
+        let RemoteChange::Penalty(moved) = read_elsewhere(penalty_record(&entry, NOW)) else {
+            panic!("a penalty")
+        };
+        assert_eq!((moved.record.since, moved.record.locked_until), (end + skew, end + skew));
+        assert_eq!(moved.expires_at, entry.expires_at + skew);
+        let removal = penalty_removal(&entry.key, NOW + skew, NOW);
+        let RemoteChange::RemovePenalty(_, lifted) = read_elsewhere(removal) else { panic!("a removal") };
+        assert_eq!(lifted, NOW + skew);
     }
 
     #[test]

@@ -3,11 +3,14 @@
 //! Each node enforces `fallback_share / live nodes` of every limit, so all nodes together admit at most `fallback_share` of it
 //! per window. The counters of earlier outages stay and drain by themselves: several outages in one window share one part of
 //! the limit. What was admitted is remembered per counter, so that it can be charged when Redis returns.
+//!
+//! Time is that of the server, by the offset that was seen last: the windows of all nodes begin at the same moment, and are
+//! those in which Redis counts.
 
 mod ledger;
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use smallvec::SmallVec;
 use tidegate_core::{Check, Cost, CounterKey, Decision, Limit, Ratio, Refund, Role, Timestamp};
@@ -28,8 +31,6 @@ pub(crate) struct FallbackStore {
     shares: ShareTable,
     overrides: LocalOverrides,
     ledger: FallbackLedger,
-    /// The server's time minus the node's, in microseconds. The server's windows decide what still counts.
-    offset: AtomicI64,
     outages: AtomicU64,
     decisions: AtomicU64,
 }
@@ -73,7 +74,6 @@ impl FallbackStore {
             shares: ShareTable::default(),
             overrides: LocalOverrides::default(),
             ledger: FallbackLedger::default(),
-            offset: AtomicI64::new(0),
             outages: AtomicU64::new(0),
             decisions: AtomicU64::new(0),
         }
@@ -84,15 +84,9 @@ impl FallbackStore {
         self.outages.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Learns that the server's time is `server` when the node's is `node`.
-    pub(crate) fn observe_server_time(&self, server: Timestamp, node: Timestamp) {
-        let offset = i128::from(server.as_micros()) - i128::from(node.as_micros());
-        self.offset.store(i64::try_from(offset).unwrap_or(0), Ordering::Relaxed);
-    }
-
     /// The server's time at the node's time `node`.
     fn server_time(&self, node: Timestamp) -> Timestamp {
-        Timestamp::from_micros(node.as_micros().saturating_add_signed(self.offset.load(Ordering::Relaxed)))
+        self.link.server_time().at_server(node)
     }
 
     /// Whether something was admitted that may have to be charged.
@@ -157,7 +151,7 @@ impl FallbackStore {
                 limits.whole.get(position),
                 limits.shares.get(position),
             ) {
-                self.ledger.charge(check.key, (whole, share), self.server_time(decision.at), check.cost);
+                self.ledger.charge(check.key, (whole, share), decision.at, check.cost);
             }
         }
     }
@@ -173,6 +167,7 @@ impl Store for FallbackStore {
     const IS_IMMEDIATE: bool = true;
 
     async fn decide(&self, checks: &[Check<'_>], now: Timestamp) -> Result<Decision, StoreError> {
+        let now = self.server_time(now);
         let limits = self.limits(checks, now);
         let decision = self.memory.decide(&with_limits(checks, &limits.shares, |key| key), now).await?;
         self.remember(checks, &limits, &decision);
@@ -201,17 +196,18 @@ impl Store for FallbackStore {
     }
 
     async fn peek(&self, checks: &[Check<'_>], now: Timestamp) -> Result<Decision, StoreError> {
+        let now = self.server_time(now);
         let limits = self.limits(checks, now);
         self.memory.peek(&with_limits(checks, &limits.shares, |key| key), now).await
     }
 
     async fn refund(&self, refunds: &[Refund<'_>], now: Timestamp) -> Result<(), StoreError> {
+        let now = self.server_time(now);
         for refund in refunds.iter().filter(|refund| !self.overrides.may_affect(refund, now)) {
             let limit = self.share(refund.limit);
             let local = Refund { limit: &limit, ..*refund };
             self.memory.refund(&[local], now).await?;
-            let remembered = Refund { charged: self.server_time(refund.charged), ..*refund };
-            self.ledger.refund(&remembered, self.server_time(now));
+            self.ledger.refund(refund, now);
         }
         Ok(())
     }
@@ -227,7 +223,7 @@ impl Store for FallbackStore {
         replacement: Option<Override>,
         now: Timestamp,
     ) -> Result<(), StoreError> {
-        self.overrides.set(key, replacement, now);
+        self.overrides.set(key, replacement, self.server_time(now));
         Ok(())
     }
 }

@@ -129,7 +129,7 @@ async fn charge_of_a_window_that_is_over_on_the_server_is_dropped() {
     let (store, limit) = (store(1, 100), limit(Algorithm::FixedWindow, 10));
     let second = |second: u64| Timestamp::from_secs(START.as_secs_ceil() / 60 * 60 + second);
     // The node's clock is 10 s behind.
-    store.observe_server_time(second(10), second(0));
+    store.link.server_time().observe(second(10), second(0));
     assert!(spend(&store, &limit, second(45), 5).await);
     assert!(
         !store.has_charges() || store.take(9, second(52)).is_empty(),
@@ -137,6 +137,26 @@ async fn charge_of_a_window_that_is_over_on_the_server_is_dropped() {
     );
     assert!(spend(&store, &limit, second(53), 4).await);
     assert_eq!(store.take(9, second(61))[0].cost, Cost::new(4), "it is still that window");
+}
+
+#[tokio::test]
+async fn nodes_with_different_clocks_admit_their_shares_in_the_same_windows() {
+    let limit = limit(Algorithm::FixedWindow, 30);
+    let stores: Vec<_> = (0..3).map(|_| store(3, 50)).collect();
+    let start = Timestamp::from_secs(START.as_secs_ceil() / 60 * 60);
+    let behind = [0, 20, 40].map(TimeSpan::from_secs);
+    for (store, behind) in stores.iter().zip(behind) {
+        store.link.server_time().observe(start, start - behind);
+    }
+    let mut admitted = HashMap::<u64, u64>::new();
+    for second in 0..240 {
+        let now = start + TimeSpan::from_secs(second);
+        for (store, behind) in stores.iter().zip(behind) {
+            *admitted.entry(second / 60).or_default() +=
+                u64::from(spend(store, &limit, now - behind, 1).await);
+        }
+    }
+    assert!(admitted.values().all(|units| *units == 15), "{admitted:?}");
 }
 
 #[tokio::test]

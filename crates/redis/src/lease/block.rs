@@ -1,5 +1,7 @@
 //! What a node knows of one counter: the units it may spend, and what Redis said last. No I/O and no clock.
 
+mod refund;
+
 use std::num::NonZeroU32;
 
 use tidegate_core::{AlgorithmKind, Cost, Limit, Outcome, Role, TimeSpan, Timestamp, Verdict};
@@ -69,8 +71,8 @@ pub(crate) struct LeaseBlock {
     /// The newest lease that the node knows; `granted` and `spent` belong to it. Before the first lease, a number smaller
     /// than that of every lease to come.
     epoch: u64,
-    /// The units reported as spent in the last request, and the store time up to which they were spent. Later spending can be
-    /// refunded.
+    /// The units reported as spent in the last request, and the store time up to which they were spent. Later spending is
+    /// refunded here, earlier spending in Redis.
     reported: u64,
     reported_at: Timestamp,
     settle_at: Timestamp,
@@ -335,13 +337,6 @@ impl LeaseBlock {
         outcome
     }
 
-    /// Makes units spendable again whose spending was not reported: those of the same lease, spent since the last request.
-    pub(crate) fn refund(&mut self, limit: &Limit, cost: Cost, charged: Timestamp) {
-        if charged > self.reported_at && self.has_limit(limit) {
-            self.spent = self.spent.saturating_sub(cost.get()).max(self.reported.min(self.spent));
-        }
-    }
-
     /// Whether it is time to settle.
     pub(crate) fn is_due(&self, now: Timestamp) -> bool {
         if self.pending.is_some() {
@@ -469,8 +464,8 @@ impl LeaseBlock {
             // Without a lease, the reply names none (0).
             (self.epoch, self.granted) = (reply.epoch.max(self.epoch), reply.granted);
             (self.spent, self.reported) = (0, 0);
-            // What was spent so far belongs to another lease.
-            self.reported_at = self.latest;
+            // What was spent so far belongs to another lease. Nothing of this one is spent before its grant.
+            self.reported_at = self.latest.max(reply.now - TimeSpan::from_micros(1));
         }
         let delay = if is_windowed(&self.limit) { WINDOW_DELAY } else { DELAY };
         let margin = TimeSpan::from_micros(reply.life.as_micros() / DRIFT);

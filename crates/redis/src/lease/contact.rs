@@ -16,8 +16,9 @@ use super::report::{LeaseEvents, count};
 use super::request::{LeaseAction, LeaseReply, LeaseRequest, LeaseStatus};
 use super::table::{LeaseSlot, LeaseTable, SlotAddress};
 use crate::config::TimeSource;
+use crate::invalidation::InvalidationQueue;
 use crate::key::KeyName;
-use crate::link::{Link, LinkError};
+use crate::link::{Link, is_unsent};
 use crate::nodes::{NodeCount, NodeId};
 use crate::operation::{Operation, OperationReply};
 
@@ -35,6 +36,8 @@ pub(super) struct LeaseNode {
     pub(super) table: LeaseTable,
     pub(super) id: NodeId,
     pub(super) events: LeaseEvents,
+    /// Where the other nodes are told of refunds; `None` for a store of its own.
+    pub(super) changes: Option<InvalidationQueue>,
     nodes: Arc<NodeCount>,
     sequence: AtomicU64,
     /// Requests that wait to be sent together.
@@ -71,12 +74,8 @@ impl From<&StoreError> for ContactFailure {
         match error {
             StoreError::Protocol { reason } => Self::Protocol(reason.clone()),
             StoreError::Unsupported { algorithm } => Self::Unsupported(*algorithm),
-            StoreError::Unavailable(source) => match source.downcast_ref() {
-                Some(LinkError::QueueFull | LinkError::BreakerOpen { .. } | LinkError::NoServer { .. }) => {
-                    Self::NotSent(source.to_string())
-                }
-                _ => Self::Unavailable(source.to_string()),
-            },
+            StoreError::Unavailable(source) if is_unsent(error) => Self::NotSent(source.to_string()),
+            StoreError::Unavailable(source) => Self::Unavailable(source.to_string()),
             StoreError::TooManyLimits { .. } => Self::Unavailable(error.to_string()),
         }
     }
@@ -114,8 +113,9 @@ pub(super) type ContactResult = oneshot::Receiver<Result<(), ContactFailure>>;
 
 impl LeaseNode {
     /// A node without counters.
-    pub(super) fn new(link: Arc<Link>, nodes: Arc<NodeCount>) -> Self {
+    pub(super) fn new(link: Arc<Link>, nodes: Arc<NodeCount>, changes: Option<InvalidationQueue>) -> Self {
         Self {
+            changes,
             table: LeaseTable::new(link.config().max_memory),
             id: NodeId::random(),
             events: LeaseEvents::default(),

@@ -303,7 +303,7 @@ mod tests {
             ..RedisConfig::new(Endpoint::parse(&server.url()).unwrap())
         };
         let link = Arc::new(Link::new(config, Arc::new(SystemClock::new())));
-        let node = Arc::new(LeaseNode::new(link, Arc::new(NodeCount::new(NonZeroU32::MIN))));
+        let node = Arc::new(LeaseNode::new(link, Arc::new(NodeCount::new(NonZeroU32::MIN)), None));
         let limit = Limit::new(Algorithm::TokenBucket, Spec::new(10, TimeSpan::from_secs(60))).unwrap();
         let (first, second) = neighbours(&node);
         let checks = [&first, &second]

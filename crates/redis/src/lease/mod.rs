@@ -39,6 +39,10 @@
 //! *Reset.* Leased units stay occupied until their holder settles next; what it has spent by then counts as spent before the
 //! reset. *Overage* beyond the lease is sent as a debt; a debt whose request has an unknown result is not sent again.
 //!
+//! *Refunds.* Units that the node has not reported become spendable again. Of what was reported, Redis gives units back: from a
+//! bucket only what cannot have drained since the charge, so `B` falls by no more than `R` would; to a window only if the
+//! charge was made in it, and never units that are leased. A refund whose result is unknown is an error and not sent again.
+//!
 //! *Two limits.* While some nodes have the old limit of a rule and some the new one, the entry has a counter for each, and
 //! every lease counts under both, so each node gets only what its limit admits on top of all leases. A lease ends with the
 //! first window of either limit that ends. Only leases granted before the second limit was met may outlive a window of it.
@@ -59,6 +63,7 @@ mod block;
 mod contact;
 mod decide;
 mod demand;
+mod refund;
 mod report;
 mod request;
 #[cfg(test)]
@@ -72,9 +77,11 @@ use std::sync::Arc;
 use smallvec::SmallVec;
 use tidegate_core::{Check, CounterKey, Decision, Refund, Timestamp, peek};
 use tidegate_store::{Clock, Override, Store, StoreError};
+use tokio::sync::oneshot;
 
 use crate::config::{RedisConfig, TimeSource};
-use crate::link::Link;
+use crate::invalidation::InvalidationQueue;
+use crate::link::{Link, LinkError};
 use crate::nodes::NodeCount;
 use block::LeaseBlock;
 use contact::{ContactFailure, LeaseNode};
@@ -95,13 +102,13 @@ impl LeaseStore {
     /// A store with a link of its own, for `config.nodes` nodes.
     pub fn connect(config: RedisConfig, clock: Arc<dyn Clock>) -> Self {
         let nodes = Arc::new(NodeCount::new(config.nodes));
-        Self::new(Arc::new(Link::new(config, clock)), nodes)
+        Self::new(Arc::new(Link::new(config, clock)), nodes, None)
     }
 
-    /// A store on `link`, whose limits are shared by `nodes`.
-    pub(crate) fn new(link: Arc<Link>, nodes: Arc<NodeCount>) -> Self {
+    /// A store on `link`, whose limits are shared by `nodes`. The other nodes are told of refunds through `changes`.
+    pub(crate) fn new(link: Arc<Link>, nodes: Arc<NodeCount>, changes: Option<InvalidationQueue>) -> Self {
         let is_live = link.config().time == TimeSource::Server;
-        let node = Arc::new(LeaseNode::new(link, nodes));
+        let node = Arc::new(LeaseNode::new(link, nodes, changes));
         if is_live {
             node.settle_forever();
         }
@@ -129,8 +136,7 @@ impl LeaseStore {
         report
     }
 
-    /// Asks Redis before the next decision on the counter with this central name: another node has reset, refunded or
-    /// overridden it.
+    /// Asks Redis before the next decision on the counter with this central name: another node has reset or overridden it.
     pub(crate) fn invalidate(&self, name: &[u8]) {
         for index in 0..self.node.table.len() {
             let Some(mut shard) = self.node.table.lock(index) else { continue };
@@ -160,6 +166,24 @@ impl LeaseStore {
                 slot.waiters.clear();
             }
         }
+    }
+
+    /// Asks Redis before the next rejection of the counter with this central name: another node has given units back.
+    pub(crate) fn end_rejection(&self, name: &[u8]) {
+        for index in 0..self.node.table.len() {
+            let Some(mut shard) = self.node.table.lock(index) else { continue };
+            shard.change_named(name, |slot| slot.block.end_rejection());
+        }
+    }
+
+    /// Starts a refund, which happens even if the returned receiver is dropped. Units of this node are given back at once;
+    /// `None` if there are no others.
+    pub(crate) fn start_refund(
+        &self,
+        refunds: &[Refund<'_>],
+        now: Timestamp,
+    ) -> Option<oneshot::Receiver<Result<(), StoreError>>> {
+        self.node.start_refund(refunds, now)
     }
 
     /// Decides a single check without Redis, if that is possible.
@@ -234,15 +258,11 @@ impl Store for LeaseStore {
         Ok(peek(checks, at, &PeekLedger { blocks, now: local }))
     }
 
-    async fn refund(&self, refunds: &[Refund<'_>], _now: Timestamp) -> Result<(), StoreError> {
-        for refund in refunds {
-            let hash = self.node.table.hash(refund.key);
-            let Some(mut shard) = self.node.table.lock(LeaseTable::shard_index(hash)) else { continue };
-            if let Some(slot) = shard.find(hash, refund.key) {
-                slot.block.refund(refund.limit, refund.cost, refund.charged);
-            }
+    async fn refund(&self, refunds: &[Refund<'_>], now: Timestamp) -> Result<(), StoreError> {
+        match self.start_refund(refunds, now) {
+            Some(result) => result.await.unwrap_or_else(|_| Err(LinkError::Stopped.into())),
+            None => Ok(()),
         }
-        Ok(())
     }
 
     async fn reset(&self, key: CounterKey<'_>) -> Result<(), StoreError> {

@@ -11,7 +11,8 @@ use crate::nodes::NodeId;
 #[derive(Clone, Debug)]
 pub(crate) struct LeaseRequest {
     pub(crate) key: KeyName,
-    /// The rule's limit, or the replacement of an override. A reset and the end of an override need none.
+    /// The rule's limit, that of the refunded charge, or the replacement of an override. A reset and the end of an override
+    /// need none.
     pub(crate) limit: Option<Limit>,
     pub(crate) action: LeaseAction,
 }
@@ -45,6 +46,8 @@ pub(crate) enum LeaseAction {
     Reset,
     /// Replaces the limit until this time; at 0 the override ends.
     Override { until: Timestamp },
+    /// Gives back units that were reported as spent, and were spent at this store time.
+    Refund { units: u64, charged: Timestamp },
 }
 
 /// The reply to a request.

@@ -7,7 +7,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use fastrand::Rng;
-use tidegate_core::{Algorithm, Cost, CounterState, Limit, Role, Spec, TimeSpan, Timestamp};
+use tidegate_core::{
+    Algorithm, Cost, CounterKey, CounterState, Limit, Refund, Role, RuleId, Spec, TimeSpan, Timestamp,
+};
 use tidegate_store::SystemClock;
 use tidegate_testkit::process::RedisServer;
 
@@ -62,8 +64,41 @@ impl SimulatedNode {
 
 /// Something that travels.
 enum Message {
-    Request { node: usize, id: NodeId, sequence: u64, action: LeaseAction },
-    Reply { node: usize, id: NodeId, sequence: u64, reply: LeaseReply },
+    Request {
+        node: usize,
+        id: NodeId,
+        sequence: u64,
+        action: LeaseAction,
+    },
+    Reply {
+        node: usize,
+        id: NodeId,
+        sequence: u64,
+        reply: LeaseReply,
+    },
+    /// The number of the spend.
+    Refund {
+        node: usize,
+        id: NodeId,
+        spend: usize,
+    },
+}
+
+/// An admitted request.
+struct Spend {
+    node: NodeId,
+    /// The store time, as the node estimated it.
+    at: Timestamp,
+    real: Timestamp,
+    refund: RefundState,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum RefundState {
+    None,
+    /// Redis was asked for it.
+    Sent,
+    Done,
 }
 
 /// Counts of what happened, so that a trace that tests nothing is noticed.
@@ -76,6 +111,8 @@ struct Coverage {
     crashes: u64,
     stops: u64,
     resumed_with_units: u64,
+    refunds_here: u64,
+    refunds_in_redis: u64,
 }
 
 struct Simulation {
@@ -86,8 +123,9 @@ struct Simulation {
     now: Timestamp,
     nodes: Vec<SimulatedNode>,
     network: VecDeque<(Timestamp, Message)>,
-    spends: Vec<(Timestamp, Timestamp)>,
+    spends: Vec<Spend>,
     coverage: Coverage,
+    refunds: bool,
 }
 
 impl Simulation {
@@ -135,7 +173,8 @@ impl Simulation {
         }
         if simulated.block.decide(Cost::ONE, Role::Binding, local).verdict.is_pass() {
             let at = simulated.block.store_time(local);
-            self.spends.push((at, now));
+            let node = simulated.id;
+            self.spends.push(Spend { node, at, real: now, refund: RefundState::None });
             self.coverage.admitted += 1;
         }
         if let Some(reason) = simulated.block.reason_to_ask(1, local) {
@@ -143,8 +182,41 @@ impl Simulation {
         }
     }
 
+    /// A request of the node that was admitted lately is refunded.
+    fn refund(&mut self, node: usize) {
+        let latest = self.spends.len().saturating_sub(200);
+        let number = self.random.usize(latest..=self.spends.len());
+        let simulated = &mut self.nodes[node];
+        let (id, local) = (simulated.id, simulated.local(self.now));
+        let is_wanted = |spend: &&mut Spend| spend.node == id && spend.refund == RefundState::None;
+        let Some(spend) = self.spends.get_mut(number).filter(is_wanted) else { return };
+        let key = CounterKey::new(RuleId::named("simulation"), b"");
+        let refund = Refund { key, limit: &self.limit, cost: Cost::ONE, charged: spend.at };
+        if simulated.block.refund(&refund, local) == 0 {
+            spend.refund = RefundState::Done;
+            self.coverage.refunds_here += 1;
+        } else {
+            spend.refund = RefundState::Sent;
+            // It is sent once, and may be lost.
+            if self.random.u32(0..20) > 0 {
+                let latency = TimeSpan::from_micros(self.random.u64(0..10 * LATENCY));
+                self.network.push_back((self.now + latency, Message::Refund { node, id, spend: number }));
+            }
+        }
+    }
+
     async fn deliver(&mut self, message: Message) {
         match message {
+            Message::Refund { node, id, spend } => {
+                let action = LeaseAction::Refund { units: 1, charged: self.spends[spend].at };
+                let request = LeaseRequest { key: self.key.clone(), limit: Some(self.limit), action };
+                self.link.call(Operation::Lease(vec![request]), self.now).await.unwrap();
+                self.spends[spend].refund = RefundState::Done;
+                self.coverage.refunds_in_redis += 1;
+                if self.nodes[node].id == id {
+                    self.nodes[node].block.end_rejection();
+                }
+            }
             Message::Request { node, id, sequence, action } => {
                 let request = LeaseRequest { key: self.key.clone(), limit: Some(self.limit), action };
                 let replies = self.link.call(Operation::Lease(vec![request]), self.now).await.unwrap();
@@ -211,14 +283,18 @@ impl Simulation {
         }
         self.tend(node);
         self.arrive(node);
+        if self.refunds && self.random.u32(0..3) == 0 {
+            self.refund(node);
+        }
     }
 
-    /// The units that do not fit when all are replayed, by the node's estimate of the store time or by the real time.
+    /// The units that do not fit when all are replayed, by the node's estimate of the store time or by the real time. What was
+    /// refunded was never charged.
     fn excess(&self) -> [usize; 2] {
         let mut excess = [0, 0];
         for (by, excess) in excess.iter_mut().enumerate() {
-            let mut times: Vec<_> =
-                self.spends.iter().map(|(at, real)| if by == 0 { *at } else { *real }).collect();
+            let kept = self.spends.iter().filter(|spend| spend.refund != RefundState::Done);
+            let mut times: Vec<_> = kept.map(|spend| if by == 0 { spend.at } else { spend.real }).collect();
             times.sort_unstable();
             let mut state = CounterState::default();
             for at in times {
@@ -245,7 +321,9 @@ async fn simulate(server: &RedisServer, seed: u64, steps: u32) -> Coverage {
     let key = link.names().internal("simulation", &seed.to_string());
     let nodes = (0..3).map(|_| SimulatedNode::new(&mut random, limit)).collect();
     link.wait_until_connected().await;
+    let refunds = random.bool();
     let mut simulation = Simulation {
+        refunds,
         random,
         link,
         key,
@@ -277,9 +355,12 @@ async fn simulate_many(seeds: u64, steps: u32) {
         total.crashes += coverage.crashes;
         total.stops += coverage.stops;
         total.resumed_with_units += coverage.resumed_with_units;
+        total.refunds_here += coverage.refunds_here;
+        total.refunds_in_redis += coverage.refunds_in_redis;
     }
     println!("seeds {first} to {}, 0 violations: {total:?}", first + seeds - 1);
     assert!(total.admitted > 0 && total.lost > 0 && total.ignored > 0 && total.crashes > 0, "{total:?}");
+    assert!(total.refunds_here > 0 && total.refunds_in_redis > 0, "{total:?}");
 }
 
 #[tokio::test]

@@ -77,6 +77,11 @@ pub(super) struct SlotAddress {
 }
 
 impl SlotAddress {
+    /// The address of `key`, whose hash is `hash`.
+    pub(super) fn new(hash: u64, key: CounterKey<'_>) -> Self {
+        Self { hash, rule: key.rule, client: key.client.into() }
+    }
+
     /// The counter's key.
     pub(super) fn key(&self) -> CounterKey<'_> {
         CounterKey::new(self.rule, &self.client)
@@ -171,7 +176,7 @@ impl LeaseShard {
             if self.slots.len() >= self.max {
                 self.drop_one(now)?;
             }
-            let address = SlotAddress { hash, rule: key.rule, client: key.client.into() };
+            let address = SlotAddress::new(hash, key);
             let (name, block) = new_block();
             let slot = Box::new(LeaseSlot { address, block, name, waiters: Vec::new() });
             let named = slot.named(&self.hasher);

@@ -271,12 +271,14 @@ impl Dispatcher {
         match result {
             Ok(connection) => {
                 server.set_connection(connection);
+                server.health.set_refusing(false);
                 server.health.close(now);
                 self.note_breakers(false);
                 self.failures.recovered(address);
             }
             Err(error) => {
                 server.connecting_since = None;
+                server.health.set_refusing(error.is_reply());
                 stats::add(&self.shared.stats.connection_errors, 1);
                 if !server.health.is_available() {
                     // It was a probe.
@@ -300,6 +302,7 @@ impl Dispatcher {
             return;
         }
         stats::add(&self.shared.stats.connection_errors, 1);
+        server.health.set_refusing(false);
         server.disconnect();
         // A server that closes every connection at once opens the breaker; one loss does not.
         let has_opened = server.health.record(CallOutcome::Failure, now);
@@ -364,6 +367,7 @@ impl Dispatcher {
             .map(|server| server.health.clone())
             .collect();
         for health in stalled {
+            health.set_refusing(false);
             if health.is_available() && health.record(CallOutcome::Failure, now) {
                 self.log_failure(&ConnectError::Timeout { address: health.address.clone() });
                 self.note_breakers(true);

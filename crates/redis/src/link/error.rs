@@ -26,6 +26,15 @@ pub(crate) enum LinkError {
     Stopped,
 }
 
+/// Whether a call that failed was certainly not sent.
+pub(crate) fn is_unsent(error: &StoreError) -> bool {
+    let StoreError::Unavailable(source) = error else { return false };
+    matches!(
+        source.downcast_ref(),
+        Some(LinkError::QueueFull | LinkError::BreakerOpen { .. } | LinkError::NoServer { .. })
+    )
+}
+
 impl From<LinkError> for StoreError {
     fn from(error: LinkError) -> Self {
         Self::Unavailable(Box::new(error))
@@ -95,6 +104,19 @@ impl ConnectError {
             | Self::Timeout { address }
             | Self::NoSlots { address } => Some(address),
             Self::Certificates { .. } | Self::NoPrimary { .. } => None,
+        }
+    }
+
+    /// Whether the server replied, and with an error.
+    pub(super) fn is_reply(&self) -> bool {
+        match self {
+            Self::Server { source, .. } => source.code().is_some(),
+            Self::Login { .. } | Self::Permission { .. } | Self::Probe { .. } | Self::NoSlots { .. } => true,
+            Self::Network { .. }
+            | Self::Tls { .. }
+            | Self::Certificates { .. }
+            | Self::Timeout { .. }
+            | Self::NoPrimary { .. } => false,
         }
     }
 

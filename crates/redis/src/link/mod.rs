@@ -39,9 +39,10 @@ use self::stats::LinkStats;
 use crate::config::{RedisConfig, TimeSource};
 use crate::key::KeyNames;
 use crate::operation::{Operation, OperationReply};
+use crate::server_time::ServerTime;
 
 pub(crate) use self::connect::{RedisConnector, ServerConnection};
-pub(crate) use self::error::{ConnectError, LinkError, missing_permission};
+pub(crate) use self::error::{ConnectError, LinkError, is_unsent, missing_permission};
 pub use self::stats::{BATCH_BOUNDS, LATENCY_BOUNDS, LinkReport};
 pub(crate) use self::subscription::ChannelEvent;
 pub(crate) use self::topology::{Topology, ask_sentinel, discover};
@@ -55,6 +56,7 @@ pub(crate) struct Link {
     config: RedisConfig,
     names: Arc<KeyNames>,
     clock: Arc<dyn Clock>,
+    server_time: Arc<ServerTime>,
     shared: Arc<SharedState>,
     /// `None` if the thread could not be started: then every call fails.
     runtime: Option<LinkRuntime>,
@@ -104,7 +106,12 @@ impl Link {
                 None
             }
         };
-        Self { config, names, clock, shared, runtime }
+        let server_time = match config.time {
+            TimeSource::Server => ServerTime::unknown(),
+            // A trace has no other time than its own.
+            TimeSource::Caller => ServerTime::equal(),
+        };
+        Self { config, names, clock, server_time: Arc::new(server_time), shared, runtime }
     }
 
     /// Derives the names of keys.
@@ -120,6 +127,11 @@ impl Link {
     /// The clock of this process.
     pub(crate) fn clock(&self) -> &Arc<dyn Clock> {
         &self.clock
+    }
+
+    /// The server's time as it was seen last.
+    pub(crate) fn server_time(&self) -> &Arc<ServerTime> {
+        &self.server_time
     }
 
     /// Whether keys of different slots need separate operations.
@@ -143,16 +155,16 @@ impl Link {
         }
     }
 
-    /// Sends `operation` without waiting for its reply. It is in the queue when this returns, behind all earlier ones; an
-    /// operation that cannot be sent is lost.
-    pub(crate) fn send(&self, operation: Operation, now: Timestamp) {
+    /// Sends `operation` without waiting for its reply. It is in the queue when this returns, behind all earlier ones. Unless
+    /// the reply is awaited, it may not be sent.
+    pub(crate) fn send(
+        &self,
+        operation: Operation,
+        now: Timestamp,
+    ) -> Result<impl Future<Output = Result<(), StoreError>> + Send + use<>, StoreError> {
         let slot = operation.slot().unwrap_or_default();
-        if let Ok(reply) = self.enqueue(CallBody::Operation(operation, self.counted_time(now)), slot) {
-            // A call without a receiver would not be sent.
-            self.spawn(async {
-                let _ = reply.await;
-            });
-        }
+        let reply = self.enqueue(CallBody::Operation(operation, self.counted_time(now)), slot)?;
+        Ok(async move { reply.await.unwrap_or_else(|_| Err(LinkError::Stopped.into())).map(drop) })
     }
 
     /// The time that counts, if it is the caller's.
@@ -200,6 +212,11 @@ impl Link {
             RouteTable::Unknown => true,
             routes => routes.servers().iter().any(|server| server.is_available()),
         }
+    }
+
+    /// Whether a server replies, but with errors to everything: it is reachable and does not work.
+    pub(crate) fn is_refused(&self) -> bool {
+        self.shared.routes.load().servers().iter().any(|server| server.is_refusing())
     }
 
     /// Waits until every known server is connected and works.

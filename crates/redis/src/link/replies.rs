@@ -89,9 +89,11 @@ impl Dispatcher {
     fn record_replies(&mut self, address: &ServerAddress, is_ready: bool) {
         let now = self.shared.now();
         let outcome = if is_ready { CallOutcome::Success } else { CallOutcome::Failure };
-        let Some(server) = self.servers.get(address).filter(|server| server.health.is_available()) else {
+        let Some(server) = self.servers.get(address) else { return };
+        server.health.set_refusing(!is_ready);
+        if !server.health.is_available() {
             return;
-        };
+        }
         let has_opened = server.health.record(outcome, now);
         if has_opened {
             let reason = "it is loading, read-only, busy or without a quorum".to_owned();

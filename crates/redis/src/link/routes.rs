@@ -1,6 +1,7 @@
 //! Which server has which hash slot, and whether it works.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use tidegate_core::{
     Breaker, BreakerConfig, BreakerState, CallOutcome, CallTiming, Ratio, TimeSpan, Timestamp,
@@ -22,6 +23,8 @@ const OPEN_FOR: TimeSpan = TimeSpan::from_millis(80);
 pub(super) struct RedisServerHealth {
     pub(super) address: ServerAddress,
     pub(super) breaker: Option<Breaker>,
+    /// Its last reply was an error that says that it executes nothing.
+    refuses: AtomicBool,
 }
 
 impl RedisServerHealth {
@@ -34,12 +37,24 @@ impl RedisServerHealth {
             ..BreakerConfig::default()
         };
         // The configuration is a valid constant; without a breaker every call would be sent.
-        Self { address, breaker: Breaker::new(config).ok() }
+        Self { address, breaker: Breaker::new(config).ok(), refuses: AtomicBool::new(false) }
     }
 
     /// Whether calls are sent.
     pub(super) fn is_available(&self) -> bool {
         self.breaker.as_ref().is_none_or(|breaker| breaker.state() == BreakerState::Closed)
+    }
+
+    /// Whether it replies, but executes nothing.
+    pub(super) fn is_refusing(&self) -> bool {
+        self.refuses.load(Ordering::Relaxed)
+    }
+
+    /// Notes whether it replies, but executes nothing.
+    pub(super) fn set_refusing(&self, refuses: bool) {
+        if self.is_refusing() != refuses {
+            self.refuses.store(refuses, Ordering::Relaxed);
+        }
     }
 
     /// Counts a result. Returns whether the state has changed.

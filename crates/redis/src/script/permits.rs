@@ -28,6 +28,7 @@ pub(super) fn encode(operations: &[&Operation], now: Option<Timestamp>) -> Resul
                 PermitAction::Acquire { max } => (1_u8, *max),
                 PermitAction::Renew => (2, 0),
                 PermitAction::Release => (3, 0),
+                PermitAction::Withdraw => (4, 0),
             };
             packed.push(kind);
             packed.extend_from_slice(&index.to_le_bytes());

@@ -5,13 +5,16 @@ use std::collections::{BTreeSet, HashMap};
 use tidegate_core::Timestamp;
 use tidegate_store::SharedRecord;
 
+use super::script::RecordCursor;
 use super::seal::Field;
+use crate::server_time::ServerTime;
 
 /// Records of a copy that expire, at most. Clients cause penalties, so their number must be bounded. Records without an expiry
 /// are made by operators only and always kept.
 const MAX_EXPIRING: usize = 100_000;
 
-/// All records that this node knows, and which of them Redis may lack.
+/// All records that this node knows, and which of them Redis may lack. Records expire by the clock of Redis, as soon as it is
+/// known; what was published before is converted then.
 #[derive(Debug)]
 pub(super) struct RecordCopy {
     records: HashMap<Field, SharedRecord>,
@@ -20,9 +23,9 @@ pub(super) struct RecordCopy {
     max_expiring: usize,
     /// Not pushed since they were changed.
     unpushed: BTreeSet<Field>,
-    epoch: Option<Vec<u8>>,
-    /// The version up to which records were pulled.
-    version: u64,
+    cursor: RecordCursor,
+    /// Whether the records have the time of Redis.
+    has_server_time: bool,
 }
 
 impl Default for RecordCopy {
@@ -32,13 +35,34 @@ impl Default for RecordCopy {
             expiring: BTreeSet::new(),
             max_expiring: MAX_EXPIRING,
             unpushed: BTreeSet::new(),
-            epoch: None,
-            version: 0,
+            cursor: RecordCursor::default(),
+            has_server_time: false,
         }
     }
 }
 
 impl RecordCopy {
+    /// Takes a record that this node changed, with the node's time. Returns whether it is newer than the known one.
+    pub(super) fn publish(&mut self, field: Field, mut record: SharedRecord, time: &ServerTime) -> bool {
+        if self.has_server_time {
+            record.expires = record.expires.map(|at| time.at_server(at));
+        }
+        self.change(field, record)
+    }
+
+    /// Converts all records to the time of Redis, which is known now.
+    pub(super) fn use_server_time(&mut self, time: &ServerTime) {
+        if self.has_server_time {
+            return;
+        }
+        self.has_server_time = true;
+        self.expiring.clear();
+        for (field, record) in &mut self.records {
+            record.expires = record.expires.map(|at| time.at_server(at));
+            self.expiring.extend(record.expires.map(|at| (at, *field)));
+        }
+    }
+
     /// Takes a record that this node changed. Returns whether it is newer than the known one.
     pub(super) fn change(&mut self, field: Field, record: SharedRecord) -> bool {
         let is_newer = self.records.get(&field).is_none_or(|known| known.changed < record.changed);
@@ -95,35 +119,40 @@ impl RecordCopy {
         }
     }
 
-    /// Removes the records that have expired at `now`.
-    pub(super) fn remove_expired(&mut self, now: Timestamp) {
+    /// Removes the records that have expired at the node's time `now`.
+    pub(super) fn remove_expired(&mut self, now: Timestamp, time: &ServerTime) {
+        let now = if self.has_server_time { time.at_server(now) } else { now };
         while self.expiring.first().is_some_and(|(expires, _)| *expires <= now) {
             self.remove_first();
         }
     }
 
-    /// The epoch and the version up to which records were pulled.
-    pub(super) fn cursor(&self) -> (Vec<u8>, u64) {
-        (self.epoch.clone().unwrap_or_default(), self.version)
+    /// What is known of Redis.
+    pub(super) fn cursor(&self) -> RecordCursor {
+        self.cursor
     }
 
-    /// Notes the epoch of Redis. Returns whether it is another one: then all records must be pushed.
-    pub(super) fn enter_epoch(&mut self, epoch: &[u8]) -> bool {
-        let is_new = self.epoch.as_deref() != Some(epoch);
-        if is_new {
-            self.epoch = Some(epoch.to_vec());
-            self.version = 0;
+    /// Notes up to where records were pulled. If nothing was known of Redis, all records must be pushed.
+    pub(super) fn advance(&mut self, reached: RecordCursor) {
+        if self.cursor.mark == 0 {
             self.push_all();
         }
-        is_new
+        self.cursor = reached;
     }
 
-    /// Notes the version up to which records were pulled. If Redis has gone back, all records must be pushed.
-    pub(super) fn advance(&mut self, version: u64) {
-        if version < self.version {
-            self.push_all();
-        }
-        self.version = version;
+    /// Notes the mark of a push.
+    pub(super) fn set_mark(&mut self, mark: u64) {
+        self.cursor.mark = mark;
+    }
+
+    /// The records that were removed. A store that has lost writes may have what they say is gone.
+    pub(super) fn removed(&self) -> Vec<SharedRecord> {
+        self.records.values().filter(|record| record.body.is_none()).cloned().collect()
+    }
+
+    /// Redis has lost some of what was known: all records must be pulled and pushed.
+    pub(super) fn forget_cursor(&mut self) {
+        self.cursor = RecordCursor::default();
     }
 
     /// Marks all records as not pushed.
@@ -180,28 +209,19 @@ mod tests {
     }
 
     #[test]
-    fn copy_in_a_new_epoch_pushes_all_records_again() {
+    fn copy_that_knows_nothing_of_redis_pushes_all_records() {
         let mut copy = RecordCopy::default();
-        copy.change(FIELD, record(5, b"own"));
-        assert!(copy.enter_epoch(b"one"));
-        copy.mark_pushed(&[(FIELD, record(5, b"own"))]);
-        assert!(!copy.enter_epoch(b"one"));
-        assert_eq!(copy.next_batch(10), None);
-        assert!(copy.enter_epoch(b"two"));
-        assert_eq!(copy.next_batch(10), Some(vec![(FIELD, record(5, b"own"))]));
-    }
-
-    #[test]
-    fn copy_pushes_all_records_again_if_redis_has_gone_back() {
-        let mut copy = RecordCopy::default();
-        copy.change(FIELD, record(5, b"own"));
-        copy.enter_epoch(b"one");
-        copy.mark_pushed(&[(FIELD, record(5, b"own"))]);
-        copy.advance(3);
-        copy.advance(4);
-        assert_eq!(copy.next_batch(10), None);
-        copy.advance(2);
-        assert_eq!(copy.next_batch(10), Some(vec![(FIELD, record(5, b"own"))]));
+        let pushed = [(FIELD, record(5, b"own"))];
+        for mark in [1, 7] {
+            copy.change(FIELD, record(5, b"own"));
+            copy.advance(RecordCursor { mark, version: 3 });
+            assert_eq!(copy.next_batch(10), Some(pushed.to_vec()));
+            copy.mark_pushed(&pushed);
+            copy.advance(RecordCursor { mark, version: 4 });
+            assert_eq!(copy.next_batch(10), None);
+            copy.forget_cursor();
+            assert_eq!(copy.cursor(), RecordCursor::default());
+        }
     }
 
     fn expiring(changed: u64, expires: u64) -> SharedRecord {
@@ -214,12 +234,32 @@ mod tests {
         copy.change(FIELD, expiring(5, 11));
         copy.change([8; 16], record(5, b"own"));
         copy.accept([9; 16], expiring(5, 12), NOW);
-        copy.remove_expired(NOW);
+        copy.remove_expired(NOW, &ServerTime::equal());
         assert_eq!((copy.records.len(), copy.expiring.len()), (3, 2));
-        copy.remove_expired(Timestamp::from_secs(12));
+        copy.remove_expired(Timestamp::from_secs(12), &ServerTime::equal());
         copy.push_all();
         assert_eq!(copy.next_batch(10), Some(vec![([8; 16], record(5, b"own"))]));
         assert_eq!((copy.records.len(), copy.expiring.len()), (1, 0));
+    }
+
+    #[test]
+    fn copy_converts_the_expiry_of_its_own_records_once() {
+        let time = ServerTime::unknown();
+        let mut copy = RecordCopy::default();
+        copy.publish(FIELD, expiring(1, 100), &time);
+        // The node's clock is 10 s behind.
+        time.observe(Timestamp::from_secs(30), Timestamp::from_secs(20));
+        copy.remove_expired(Timestamp::from_secs(99), &time);
+        for _ in 0..2 {
+            copy.use_server_time(&time);
+        }
+        copy.publish([8; 16], expiring(1, 100), &time);
+        let batch = copy.next_batch(10).unwrap();
+        assert_eq!(batch, [(FIELD, expiring(1, 110)), ([8; 16], expiring(1, 110))]);
+        copy.remove_expired(Timestamp::from_secs(99), &time);
+        assert_eq!(copy.expiring.len(), 2);
+        copy.remove_expired(Timestamp::from_secs(100), &time);
+        assert!(copy.records.is_empty() && copy.expiring.is_empty());
     }
 
     #[test]
@@ -229,7 +269,7 @@ mod tests {
         assert!(copy.records.is_empty());
         copy.change(FIELD, expiring(5, 100));
         assert_eq!(copy.accept(FIELD, expiring(6, 10), NOW), Some(expiring(6, 10)));
-        copy.remove_expired(NOW);
+        copy.remove_expired(NOW, &ServerTime::equal());
         assert!(copy.records.is_empty() && copy.expiring.is_empty());
     }
 

@@ -2,26 +2,34 @@
 //!
 //! Redis keeps a map in which the version of a record that was changed last counts. Every node keeps a copy of all records.
 //! It pushes its own changes and pulls those of the others: when the channel `<prefix>records` announces some, and once a
-//! second in case an announcement was lost. A node that finds another epoch knows that Redis lost its contents; it pulls
-//! everything and pushes all records that Redis lacks. So Redis may be emptied, and a node may be away: each record
-//! survives as long as one node knows it. A removed record stays as a mark, so that a node that was away learns of it.
+//! second in case an announcement was lost.
+//!
+//! Redis may lose its contents, or the latest of them. Each exchange of a node therefore leaves a mark of this node, in the
+//! same step. A node that does not find its mark knows that Redis lost what it had pushed or pulled: it pulls everything and
+//! pushes all records that Redis lacks, as a new node does. So each record survives as long as one node knows it, and all
+//! nodes agree again by themselves. A removed record stays as a tombstone, so that a node that was away learns of it.
+//!
+//! Records expire by the clock of Redis. The exchange converts from and to that of the node.
 //!
 //! Records are encrypted, and their names are keyed hashes: a copy of the database reveals no client.
 
 mod copy;
 mod script;
 mod seal;
+#[cfg(test)]
+mod simulation;
 
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
 use futures_util::future::join_all;
-use tidegate_store::{RecordExchange, SharedEvent, SharedRecord};
+use tidegate_store::{RecordExchange, SharedEvent, SharedRecord, StoreError};
 use tokio::sync::mpsc;
 
 use crate::link::{ChannelEvent, Link};
 use crate::nodes::NodeId;
+use crate::server_time::ServerTime;
 use copy::RecordCopy;
 use script::{PAGE, SharedScript};
 use seal::Sealer;
@@ -48,6 +56,7 @@ pub struct SharedRecords {
     /// `None` if the cryptographic library failed.
     sealer: Option<Arc<Sealer>>,
     copy: Arc<Mutex<RecordCopy>>,
+    time: Arc<ServerTime>,
     /// Wakes the task that exchanges records; one waiting message is enough.
     changes: mpsc::Sender<()>,
     broadcasts: mpsc::Sender<Vec<u8>>,
@@ -63,7 +72,8 @@ impl SharedRecords {
         let sealer = Sealer::new(&link.config().secret).map(Arc::new);
         if let Some(sealer) = &sealer {
             let channel: Arc<str> = format!("{}records", link.config().prefix).into();
-            let (script, node) = (Arc::new(SharedScript::new(link)), NodeId::random());
+            let node = NodeId::random();
+            let script = Arc::new(SharedScript::new(link, node));
             let broadcaster = Broadcaster {
                 script: Arc::clone(&script),
                 link: Arc::downgrade(link),
@@ -89,7 +99,8 @@ impl SharedRecords {
                 "bans and overrides are not shared: the cryptographic library failed"
             );
         }
-        (Self { sealer, copy, changes, broadcasts }, received)
+        let time = Arc::clone(link.server_time());
+        (Self { sealer, copy, time, changes, broadcasts }, received)
     }
 }
 
@@ -99,7 +110,7 @@ impl RecordExchange for SharedRecords {
         let mut has_changes = false;
         for record in records {
             let field = sealer.field(&record.id);
-            has_changes |= lock(&self.copy).change(field, record);
+            has_changes |= lock(&self.copy).publish(field, record, &self.time);
         }
         if has_changes {
             // If the queue is full, the task will run anyway.
@@ -165,7 +176,7 @@ impl Exchange {
     fn remove_expired(&self, pushes_all: bool) {
         let Some(link) = self.link.upgrade() else { return };
         let mut copy = lock(&self.copy);
-        copy.remove_expired(link.clock().now());
+        copy.remove_expired(link.clock().now(), link.server_time());
         if pushes_all {
             copy.push_all();
         }
@@ -194,45 +205,73 @@ impl Exchange {
         }
     }
 
-    async fn try_exchange(&self, link: &Link) -> Result<(), tidegate_store::StoreError> {
+    async fn try_exchange(&self, link: &Link) -> Result<(), StoreError> {
         loop {
-            let cursor = lock(&self.copy).cursor();
-            let page = self.script.pull(link, &cursor).await?;
-            let is_new = lock(&self.copy).enter_epoch(&page.epoch);
-            if is_new {
+            self.pull_all(link).await?;
+            if self.push_all(link).await? {
+                return Ok(());
+            }
+        }
+    }
+
+    async fn pull_all(&self, link: &Link) -> Result<(), StoreError> {
+        loop {
+            let (known, sent) = (lock(&self.copy).cursor(), link.clock().now());
+            let Some(page) = self.script.pull(link, known).await? else {
+                lock(&self.copy).forget_cursor();
+                continue;
+            };
+            if !link.server_time().is_known() {
+                link.server_time().observe(page.now, sent);
+            }
+            lock(&self.copy).use_server_time(link.server_time());
+            if known.mark == 0 {
                 // Before the records, so that the receiver applies its own ones to a new store first.
                 self.send(SharedEvent::Attached).await;
+                let removed = lock(&self.copy).removed();
+                self.send_records(removed, link).await;
             }
-            let (mut changed, now) = (Vec::new(), link.clock().now());
+            let mut changed = Vec::new();
             for (field, at, sealed) in page.records {
                 match self.sealer.open_record(&field, at, &sealed) {
-                    Ok(record) => changed.extend(lock(&self.copy).accept(field, record, now)),
+                    Ok(record) => changed.extend(lock(&self.copy).accept(field, record, page.now)),
                     Err(error) => tracing::warn!(event = "record_unreadable", "{error}"),
                 }
             }
+            self.send_records(changed, link).await;
             lock(&self.copy).advance(page.reached);
-            if !changed.is_empty() {
-                self.send(SharedEvent::Records(changed)).await;
-            }
             if page.is_last {
-                break;
+                return Ok(());
             }
         }
+    }
+
+    /// Pushes what Redis may lack. Returns false if Redis has lost what this node knew.
+    async fn push_all(&self, link: &Link) -> Result<bool, StoreError> {
         let mut is_pushed = false;
         loop {
-            let Some(batch) = lock(&self.copy).next_batch(PAGE) else { break };
+            let (known, batch) = {
+                let copy = lock(&self.copy);
+                (copy.cursor(), copy.next_batch(PAGE))
+            };
+            let Some(batch) = batch else { break };
             let sealed = batch
                 .iter()
                 .filter_map(|(field, record)| Some((*field, record, self.sealer.seal_record(record)?)));
-            let accepted = self.script.push(link, sealed).await?;
-            is_pushed |= accepted > 0;
-            lock(&self.copy).mark_pushed(&batch);
+            let Some(reply) = self.script.push(link, known, sealed).await? else {
+                lock(&self.copy).forget_cursor();
+                return Ok(false);
+            };
+            is_pushed |= reply.accepted > 0;
+            let mut copy = lock(&self.copy);
+            copy.set_mark(reply.mark);
+            copy.mark_pushed(&batch);
         }
         if is_pushed {
             let announcement = [&[CHANGED], self.node.0.to_be_bytes().as_slice()].concat();
             self.script.publish(link, &self.channel, &announcement).await?;
         }
-        Ok(())
+        Ok(true)
     }
 
     async fn receive_text(&self, sealed: &[u8]) {
@@ -242,6 +281,17 @@ impl Exchange {
         {
             self.send(SharedEvent::Message(message.to_vec())).await;
         }
+    }
+
+    /// Sends records with the node's time.
+    async fn send_records(&self, mut records: Vec<SharedRecord>, link: &Link) {
+        if records.is_empty() {
+            return;
+        }
+        for record in &mut records {
+            record.expires = record.expires.map(|at| link.server_time().at_node(at));
+        }
+        self.send(SharedEvent::Records(records)).await;
     }
 
     async fn send(&self, event: SharedEvent) {

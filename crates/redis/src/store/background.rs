@@ -43,6 +43,7 @@ async fn leave_fallback(state: Weak<StoreState>) {
         ticks.tick().await;
         let Some(state) = state.upgrade() else { return };
         state.follow_link();
+        state.permits.release_again();
         state.try_leave_fallback().await;
     }
 }
@@ -124,13 +125,17 @@ impl StoreState {
                 self.lease.invalidate_rejections();
             }
             Some(InvalidationMessage::Counters(mut changes)) => {
-                for Invalidation { name, .. } in &changes {
+                for Invalidation { change, name } in &changes {
                     self.rejections.forget(name);
+                    match change {
+                        CounterChange::Refunded => {}
+                        CounterChange::LeaseRefunded => self.lease.end_rejection(name),
+                        CounterChange::Reset | CounterChange::Overridden => self.lease.invalidate(name),
+                    }
                 }
-                changes.retain(|Invalidation { change, .. }| *change != CounterChange::Refunded);
-                for Invalidation { name, .. } in &changes {
-                    self.lease.invalidate(name);
-                }
+                changes.retain(|Invalidation { change, .. }| {
+                    !matches!(change, CounterChange::Refunded | CounterChange::LeaseRefunded)
+                });
                 if !changes.is_empty() {
                     // The search takes time for each counter of the node, which calls to Redis must not wait for.
                     let search = tokio::task::spawn_blocking(move || self.search_and_drop(&changes));

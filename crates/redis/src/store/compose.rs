@@ -167,7 +167,10 @@ impl StoreState {
         if group.decider == Decider::Central {
             return Some(self.central.start_refund(&refunds, now));
         }
-        if let Some(Err(error)) = self.refund_by(group.decider, &refunds, now).now_or_never() {
+        if group.decider == Decider::Lease {
+            // Most units are those of this node; the decision does not wait for the others.
+            drop(self.lease.start_refund(&refunds, now));
+        } else if let Some(Err(error)) = self.refund_by(group.decider, &refunds, now).now_or_never() {
             tracing::debug!("a refund failed, and the units stay charged: {error}");
         }
         self.forget_rejections(&refunds);

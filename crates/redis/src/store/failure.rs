@@ -15,7 +15,7 @@ use super::StoreState;
 use super::groups::{Decider, Group, Groups, assemble, group};
 use crate::config::TimeSource;
 use crate::fallback::FallbackCharge;
-use crate::link::LinkError;
+use crate::link::is_unsent;
 
 /// Charges in one batch.
 const CHARGE_BATCH: usize = 64;
@@ -105,6 +105,8 @@ impl StoreState {
         now: Timestamp,
     ) -> Result<(), StoreError> {
         let Some(since) = self.failures.since() else { return Err(error) };
+        // Charges have the server's time.
+        let since = self.link.server_time().at_server(since);
         let is_local = |refund: &&Refund<'_>| {
             refund.charged >= since && self.settings.of(refund.key.rule).on_failure != StoreFailureMode::Deny
         };
@@ -190,13 +192,12 @@ impl StoreState {
         group(positions.into_iter().zip(checks), |check| self.failure_decider(check, error))
     }
 
-    /// The failure mode that applies after `error`. If Redis replied, and with an error, it is not away: no entry or script that
-    /// fails may lift a limit.
+    /// The failure mode that applies after `error`. If Redis replies, and with an error, it is not away: no entry or script that
+    /// fails, and no server that refuses to work, may lift a limit.
     fn mode_after(&self, rule: RuleId, error: &StoreError) -> StoreFailureMode {
-        match (self.settings.of(rule).on_failure, error) {
-            (StoreFailureMode::Allow, StoreError::Protocol { .. }) => StoreFailureMode::Local,
-            (mode, _) => mode,
-        }
+        let mode = self.settings.of(rule).on_failure;
+        let is_reply = || matches!(error, StoreError::Protocol { .. }) || self.link.is_refused();
+        if mode == StoreFailureMode::Allow && is_reply() { StoreFailureMode::Local } else { mode }
     }
 
     /// What evaluates a check if Redis cannot.
@@ -278,7 +279,7 @@ impl StoreState {
         let (seconds, micros): (u64, u64) = redis::from_redis_value(reply)
             .map_err(|_| StoreError::Protocol { reason: "the server's time is not a time".to_owned() })?;
         let server = Timestamp::from_secs(seconds) + TimeSpan::from_micros(micros);
-        self.fallback.observe_server_time(server, node);
+        self.link.server_time().observe(server, node);
         Ok(())
     }
 
@@ -314,17 +315,14 @@ impl StoreState {
 /// Whether a charge that failed certainly had no effect, and may succeed later. A lease and an exchange of counts charge on
 /// this node, after Redis has replied. A counter of a newer format is never charged by this node.
 fn can_be_repeated(decider: Decider, error: &StoreError) -> bool {
-    let StoreError::Unavailable(source) = error else { return false };
-    decider != Decider::Central
-        || matches!(
-            source.downcast_ref(),
-            Some(LinkError::QueueFull | LinkError::BreakerOpen { .. } | LinkError::NoServer { .. })
-        )
+    let charges_here = decider != Decider::Central && matches!(error, StoreError::Unavailable(_));
+    charges_here || is_unsent(error)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::link::LinkError;
 
     #[test]
     fn charge_with_an_unknown_result_is_repeated_only_if_this_node_charges() {

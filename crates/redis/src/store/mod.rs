@@ -98,7 +98,7 @@ impl RedisStore {
         let state = Arc::new(StoreState {
             settings: SettingsTable::new(link.config()),
             central: CentralStore::with_link(Arc::clone(&link)),
-            lease: LeaseStore::new(Arc::clone(&link), Arc::clone(&nodes)),
+            lease: LeaseStore::new(Arc::clone(&link), Arc::clone(&nodes), Some(changes.clone())),
             sync: SyncStore::new(Arc::clone(&link), Arc::clone(&nodes)),
             static_share: StaticStore::new(link.config()),
             fallback: FallbackStore::new(Arc::clone(&link), Arc::clone(&nodes)),
@@ -316,6 +316,16 @@ impl StoreState {
         }
     }
 
+    /// An override with its end in the server's time, by which all nodes end it.
+    async fn at_server(&self, replacement: Option<Override>) -> Option<Override> {
+        let Override { limit, until } = replacement?;
+        if !self.link.server_time().is_known() {
+            // Without a reply the override is applied again when Redis is there.
+            let _ = self.observe_server_time().await;
+        }
+        Some(Override { limit, until: self.link.server_time().at_server(until) })
+    }
+
     /// Drops what this node knows about a counter that was changed here, and tells the others.
     fn announce(&self, change: CounterChange, key: CounterKey<'_>) {
         let name = self.link.names().counter(key);
@@ -429,12 +439,13 @@ impl Store for RedisStore {
         let state = &*self.state;
         let hashes = ClientHashes::new(state.link.names(), std::iter::once(key));
         let key = hashes.key(0, key);
-        state.fallback.override_limit(key, replacement, now).await?;
+        let shared = state.at_server(replacement).await;
+        state.fallback.override_limit(key, shared, now).await?;
         match state.settings.of(key.rule).coordination {
             Coordination::Static => state.static_share.override_limit(key, replacement, now).await?,
-            Coordination::Sync => state.sync.override_limit(key, replacement, now).await?,
-            Coordination::Lease => state.lease.override_limit(key, replacement, now).await?,
-            Coordination::Central => state.central.override_limit(key, replacement, now).await?,
+            Coordination::Sync => state.sync.override_limit(key, shared, now).await?,
+            Coordination::Lease => state.lease.override_limit(key, shared, now).await?,
+            Coordination::Central => state.central.override_limit(key, shared, now).await?,
         }
         state.announce(CounterChange::Overridden, key);
         Ok(())

@@ -13,7 +13,7 @@ use tidegate_redis::{Endpoint, RedisConfig, RedisStore, TimeSource};
 use tidegate_store::{RuleSettings, Store, SystemClock};
 use tidegate_testkit::port::free_address;
 use tidegate_testkit::process::{RedisCluster, RedisServer};
-use tidegate_testkit::wait::within;
+use tidegate_testkit::wait::{eventually, within};
 
 use crate::raw;
 
@@ -216,6 +216,39 @@ async fn error_reply_does_not_lift_a_limit_that_an_outage_lifts() {
 }
 
 #[tokio::test]
+async fn server_that_refuses_every_call_does_not_lift_a_limit_that_an_outage_lifts() {
+    let coordinations = [("central", Coordination::Central), ("lease", Coordination::Lease)];
+    let rules = coordinations.map(|(rule, coordination)| (rule, coordination, StoreFailureMode::Allow));
+    let limit = limit(Algorithm::TokenBucket, 10);
+    let server = RedisServer::start();
+    let store = open(&server.url(), &rules);
+    let decide = async |rule, client| {
+        store.decide(&[check(rule, client, &limit)], NOW).await.unwrap();
+    };
+    decide("central", b"known").await;
+    // A replica whose primary is away: it rejects everything that writes.
+    server.command(&["REPLICAOF", "127.0.0.1", "1"]);
+    for (rule, _) in rules.map(|(rule, coordination, _)| (rule, coordination)) {
+        decide(rule, b"new").await;
+    }
+    eventually("an open breaker", || store.report().link.servers_open == 1).await;
+    for (rule, ..) in rules {
+        decide(rule, b"newer").await;
+    }
+    let decisions = store.report().fallback_decisions;
+    assert_eq!((decisions.local, decisions.allow), (4, 0), "refused, and rejected by the breaker");
+    drop(server);
+    eventually("an outage", || store.report().link.connection_errors > 0).await;
+    within("an outage", async {
+        while store.report().fallback_decisions.allow == 0 {
+            decide("central", b"away").await;
+            tokio::task::yield_now().await;
+        }
+    })
+    .await;
+}
+
+#[tokio::test]
 async fn failed_request_of_a_batch_leaves_the_others_to_redis() {
     let server = RedisServer::start();
     let deny = ("deny", Coordination::Central, StoreFailureMode::Deny);
@@ -252,4 +285,36 @@ async fn batch_of_which_a_request_fails_is_refunded() {
         assert!(central.decide_batch(&batch, NOW, &mut decisions).await.is_err());
     }
     assert_eq!((decisions.len(), store.peek(&fresh, NOW).await.unwrap().outcomes[0].remaining), (0, 5));
+}
+
+#[tokio::test]
+async fn refund_of_leased_units_on_one_node_ends_the_rejection_on_the_other() {
+    let server = RedisServer::start();
+    let rules = [("lease", Coordination::Lease, StoreFailureMode::Local)];
+    let (first, second) = (open(&server.url(), &rules), open(&server.url(), &rules));
+    let limit = limit(Algorithm::FixedWindow, 10);
+    let checks = [check("lease", b"client", &limit)];
+    let mut admitted = Vec::new();
+    let rejected = async {
+        // The units of a node's share are returned within seconds.
+        loop {
+            let decision = first.decide(&checks, NOW).await.unwrap();
+            if decision.passes() {
+                admitted.push(decision);
+            } else if !second.decide(&checks, NOW).await.unwrap().passes() && admitted.len() >= 9 {
+                return;
+            }
+            tokio::task::yield_now().await;
+        }
+    };
+    within("the rejection", rejected).await;
+    for decision in &admitted[..5] {
+        first.refund(&decision.refunds(&checks), NOW).await.unwrap();
+    }
+    let freed = async {
+        while !second.decide(&checks, NOW).await.unwrap().passes() {
+            tokio::task::yield_now().await;
+        }
+    };
+    within("the end of the rejection", freed).await;
 }

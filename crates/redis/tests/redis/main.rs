@@ -16,6 +16,8 @@ mod shared;
 mod store;
 mod sync;
 
+use tidegate_core::{TimeSpan, Timestamp};
+use tidegate_store::{Clock, SystemClock};
 use tidegate_testkit::process::RedisServer;
 
 async fn raw(server: &RedisServer) -> redis::aio::MultiplexedConnection {
@@ -30,4 +32,24 @@ async fn assert_all_keys_expire(connection: &mut redis::aio::MultiplexedConnecti
         assert_ne!(ttl, -1, "{} does not expire", key.escape_ascii());
     }
     keys.len()
+}
+
+/// A clock with the right speed and the wrong time.
+#[derive(Debug)]
+pub(crate) struct SkewedClock {
+    ahead: TimeSpan,
+    behind: TimeSpan,
+    clock: SystemClock,
+}
+
+impl Clock for SkewedClock {
+    fn now(&self) -> Timestamp {
+        self.clock.now() + self.ahead - self.behind
+    }
+}
+
+impl SkewedClock {
+    fn new(ahead: TimeSpan, behind: TimeSpan) -> Self {
+        Self { ahead, behind, clock: SystemClock::new() }
+    }
 }

@@ -5,12 +5,13 @@ use std::task::Poll;
 use std::time::Duration;
 
 use futures_util::FutureExt as _;
+use futures_util::future::join_all;
 use tidegate_core::{Coordination, CounterKey, Ratio, RuleId, StoreFailureMode, TimeSpan, Timestamp};
 use tidegate_redis::{Endpoint, RedisConfig, RedisStore, TimeSource};
 use tidegate_store::{ManualClock, PermitGrant, RuleSettings, SharedPermit, Store, StoreError, SystemClock};
 use tidegate_testkit::port::free_address;
 use tidegate_testkit::process::{RedisCluster, RedisServer};
-use tidegate_testkit::wait::within;
+use tidegate_testkit::wait::{eventually, within};
 
 const RULE: RuleId = RuleId::named("exports");
 const START: Timestamp = Timestamp::from_secs(1_800_000_000);
@@ -165,4 +166,22 @@ async fn permits_without_redis_follow_the_failure_mode() {
     assert!(matches!(acquire(StoreFailureMode::Deny, 2).await, Err(StoreError::Unavailable(_))));
     let decisions = store.report().fallback_decisions;
     assert_eq!((decisions.local, decisions.allow, decisions.deny), (2, 1, 1));
+}
+
+#[tokio::test]
+async fn permits_acquired_or_released_while_redis_hangs_are_available_when_it_continues() {
+    let server = RedisServer::start();
+    let hasty = RedisConfig { timeout: Duration::from_millis(100), ..config(&server.url()) };
+    let (node, other) = (connect(hasty).await, connect(config(&server.url())).await);
+    let released_meanwhile = acquire(&node, b"ann", Timestamp::ZERO).await.unwrap();
+    server.stop();
+    // Redis runs them when it continues, after their callers have given up.
+    let late = (0..MAX).map(|_| node.acquire_permit(CounterKey::new(RULE, b"ann"), MAX, Timestamp::ZERO));
+    for grant in join_all(late).await {
+        assert!(matches!(grant, Ok(PermitGrant::Local { .. })), "{grant:?}");
+    }
+    eventually("an open breaker", || node.report().link.servers_open == 1).await;
+    drop(released_meanwhile);
+    server.resume();
+    drop(acquire_all(&[other], b"ann").await);
 }

@@ -2,11 +2,12 @@
 
 use std::sync::Arc;
 
-use tidegate_core::{Algorithm, Check, CounterKey, TimeSpan, Timestamp};
+use tidegate_core::{Algorithm, Check, CounterKey, TimeSpan};
 use tidegate_redis::TimeSource;
-use tidegate_store::{Clock, Store, SystemClock};
+use tidegate_store::{Clock, Store};
 use tidegate_testkit::process::RedisServer;
 
+use super::super::SkewedClock;
 use super::{LEASED, RULE, Replay, START, ideal, limit, node, nodes};
 
 #[tokio::test]
@@ -198,20 +199,6 @@ async fn stopped_holder_that_continues_spends_nothing_of_its_expired_lease() {
     }
 }
 
-/// A clock with the right speed and the wrong time.
-#[derive(Debug)]
-struct SkewedClock {
-    clock: SystemClock,
-    ahead: TimeSpan,
-    behind: TimeSpan,
-}
-
-impl Clock for SkewedClock {
-    fn now(&self) -> Timestamp {
-        self.clock.now() + self.ahead - self.behind
-    }
-}
-
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn nodes_with_clocks_ten_seconds_apart_have_no_excess() {
     let server = RedisServer::start();
@@ -219,7 +206,7 @@ async fn nodes_with_clocks_ten_seconds_apart_have_no_excess() {
     for algorithm in LEASED {
         let limit = limit(algorithm, 200, TimeSpan::from_millis(250));
         let tasks = [(five, TimeSpan::ZERO), (TimeSpan::ZERO, five)].map(|(ahead, behind)| {
-            let clock = Arc::new(SkewedClock { clock: SystemClock::new(), ahead, behind });
+            let clock = Arc::new(SkewedClock::new(ahead, behind));
             let store = node(&server, 2, TimeSource::Server, Arc::clone(&clock) as Arc<dyn Clock>);
             tokio::spawn(async move {
                 let check = Check::new(CounterKey::new(RULE, algorithm.name().as_bytes()), &limit);

@@ -115,6 +115,52 @@ async fn charge_that_makes_the_block_low_can_be_refunded() {
 }
 
 #[tokio::test]
+async fn refund_of_settled_units_makes_them_available_again() {
+    let server = RedisServer::start();
+    for (algorithm, count) in LEASED.into_iter().flat_map(|algorithm| [(algorithm, 1), (algorithm, 3)]) {
+        let stores = nodes(&server, count);
+        let limit = limit(algorithm, 100, MINUTE);
+        let client = format!("{algorithm} {count}");
+        let checks = [Check::new(CounterKey::new(RULE, client.as_bytes()), &limit)];
+        let mut admitted = Vec::new();
+        for store in stores.iter().cycle().take(400) {
+            let decision = store.decide(&checks, START).await.unwrap();
+            admitted.extend(decision.passes().then_some((store, decision)));
+        }
+        assert_eq!(admitted.len(), 100, "{client}");
+        for (store, decision) in admitted.iter().step_by(2) {
+            store.refund(&decision.refunds(&checks), START).await.unwrap();
+        }
+        let mut again = 0;
+        for store in stores.iter().cycle().take(400) {
+            again += u32::from(store.decide(&checks, START).await.unwrap().passes());
+        }
+        assert_eq!(again, 50, "{client}");
+    }
+}
+
+#[tokio::test]
+async fn refund_of_settled_units_without_redis_is_an_error() {
+    let mut server = RedisServer::start();
+    let store = &nodes(&server, 1)[0];
+    let limit = limit(Algorithm::FixedWindow, 10, MINUTE);
+    let checks = [Check::new(CounterKey::new(RULE, b"a"), &limit)];
+    let mut decisions = Vec::new();
+    for _ in 0..11 {
+        decisions.push(store.decide(&checks, START).await.unwrap());
+    }
+    server.kill();
+    let refunds = decisions[0].refunds(&checks);
+    let refused = async {
+        // A call may have been sent before the connection is known to be lost.
+        while store.refund(&refunds, START).await.is_ok() {
+            tokio::task::yield_now().await;
+        }
+    };
+    within("an error", refused).await;
+}
+
+#[tokio::test]
 async fn debt_whose_request_was_not_sent_is_sent_later() {
     let mut server = RedisServer::start();
     let clock = Arc::new(ManualClock::at(START));

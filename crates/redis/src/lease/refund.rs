@@ -1,0 +1,82 @@
+//! Refunds of a node: of units that it has not reported, and in Redis of the others.
+
+use std::sync::Arc;
+
+use futures_util::future::join_all;
+use tidegate_core::{Refund, Timestamp};
+use tidegate_store::StoreError;
+use tokio::sync::oneshot;
+
+use super::contact::{ContactFailure, LeaseNode};
+use super::request::{LeaseAction, LeaseRequest};
+use super::table::{LeaseTable, SlotAddress};
+use crate::invalidation::CounterChange;
+
+/// Units that only Redis can give back.
+struct RemoteRefund {
+    address: SlotAddress,
+    request: LeaseRequest,
+    /// The end of the request that reports the units, if it has no reply yet.
+    report: Option<oneshot::Receiver<Result<(), ContactFailure>>>,
+}
+
+impl LeaseNode {
+    /// Refunds what this node has not reported at once, and the rest in Redis, even if the returned receiver is dropped.
+    /// `None` if there is no rest.
+    pub(super) fn start_refund(
+        self: &Arc<Self>,
+        refunds: &[Refund<'_>],
+        now: Timestamp,
+    ) -> Option<oneshot::Receiver<Result<(), StoreError>>> {
+        let local = self.local_time(now);
+        let remote: Vec<_> = refunds.iter().filter_map(|refund| self.refund_locally(refund, local)).collect();
+        if remote.is_empty() {
+            return None;
+        }
+        let (sender, receiver) = oneshot::channel();
+        let node = Arc::clone(self);
+        self.link.spawn(async move {
+            let results = join_all(remote.into_iter().map(|refund| node.refund_in_redis(refund, now))).await;
+            let _ = sender.send(results.into_iter().collect());
+        });
+        Some(receiver)
+    }
+
+    /// Refunds what was not reported. Returns what is left.
+    fn refund_locally(&self, refund: &Refund<'_>, now: Timestamp) -> Option<RemoteRefund> {
+        let hash = self.table.hash(refund.key);
+        let mut shard = self.table.lock(LeaseTable::shard_index(hash))?;
+        let (mut units, mut report) = (refund.cost.get(), None);
+        if let Some(slot) = shard.find(hash, refund.key) {
+            units = slot.block.refund(refund, now);
+            if units > 0 && slot.block.is_pending() {
+                let (sender, receiver) = oneshot::channel();
+                slot.waiters.push(sender);
+                report = Some(receiver);
+            }
+        }
+        (units > 0).then(|| {
+            let action = LeaseAction::Refund { units, charged: refund.charged };
+            let request =
+                LeaseRequest { limit: Some(*refund.limit), ..self.bare_request(refund.key, action) };
+            RemoteRefund { address: SlotAddress::new(hash, refund.key), request, report }
+        })
+    }
+
+    async fn refund_in_redis(&self, refund: RemoteRefund, now: Timestamp) -> Result<(), StoreError> {
+        if let Some(report) = refund.report {
+            // A bucket gives back only what is settled. If the report fails, Redis charges the units later.
+            let _ = report.await;
+        }
+        let name = refund.request.key.clone();
+        let replies = self.call(vec![refund.request], now).await?;
+        if let Some(failure) = replies.first().and_then(|reply| ContactFailure::of_status(reply.status)) {
+            return Err(failure.into());
+        }
+        self.table.with_slot(&refund.address, |slot| slot.block.end_rejection());
+        if let (Some(changes), Some((_, central))) = (&self.changes, name.as_bytes().split_last()) {
+            changes.push(CounterChange::LeaseRefunded, central);
+        }
+        Ok(())
+    }
+}
