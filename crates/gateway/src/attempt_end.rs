@@ -47,8 +47,11 @@ impl AttemptFailure {
         }
         match exchange_error(error, upload) {
             error_of @ ServeError::BadUpstreamResponse => {
-                let cause = matches!(error, SendError::NoResponse).then_some(RetryCause::Reset);
-                Self { result: AttemptResult::Broken, end: CallEnd::Reset, cause, error: error_of }
+                use SendError::{LargeHead, NoResponse, NoResponseShared, ResponseHead};
+                let cause = matches!(error, NoResponse | NoResponseShared).then_some(RetryCause::Reset);
+                let is_counted = !matches!(error, NoResponseShared | LargeHead | ResponseHead);
+                let end = if is_counted { CallEnd::Reset } else { CallEnd::Cancelled };
+                Self { result: AttemptResult::Broken, end, cause, error: error_of }
             }
             error => Self::neutral(error),
         }
@@ -153,6 +156,9 @@ mod tests {
         for error in [SendError::Host, SendError::NoSlot, connect(io::ErrorKind::AddrNotAvailable)] {
             assert_eq!(outcome(error, None), CallOutcome::Neutral);
         }
+        for error in [SendError::NoResponseShared, SendError::LargeHead, SendError::ResponseHead] {
+            assert_eq!(outcome(error, None), CallOutcome::Neutral);
+        }
         assert_eq!(outcome(connect(io::Error::from_raw_os_error(24)), None), CallOutcome::Neutral);
         for upload in [UploadFailure::Malformed, UploadFailure::TooLarge, UploadFailure::TooSlow] {
             assert_eq!(outcome(SendError::NoResponse, Some(upload)), CallOutcome::Neutral, "{upload:?}");
@@ -166,6 +172,8 @@ mod tests {
         let cause = |error, upload| AttemptFailure::new(&error, upload).cause;
         assert_eq!(cause(connect(io::ErrorKind::TimedOut), None), Some(RetryCause::Connect));
         assert_eq!(cause(SendError::NoResponse, None), Some(RetryCause::Reset));
+        assert_eq!(cause(SendError::NoResponseShared, None), Some(RetryCause::Reset));
+        assert_eq!(cause(SendError::LargeHead, None), None);
         assert_eq!(cause(SendError::NoResponse, Some(UploadFailure::TooSlow)), None);
         assert_eq!(cause(SendError::Framing, None), None);
         assert_eq!(AttemptFailure::timeout(false).cause, Some(RetryCause::Timeout));

@@ -14,6 +14,7 @@ use tidegate_tower::bulkhead::BulkheadPermit;
 
 use super::balance::HashRing;
 use super::ejection::EjectionState;
+use super::head_size::AcceptedHead;
 use super::resilience::{ResilienceError, ResilienceState};
 use crate::resource_limits::ResourceLimits;
 
@@ -141,6 +142,7 @@ pub(crate) struct Server {
     pub(crate) protocol: ServerProtocol,
     healthy: AtomicBool,
     pub(super) ejection: EjectionState,
+    pub(super) accepted_head: AcceptedHead,
     /// Requests in flight, of all workers.
     in_flight: AtomicUsize,
     /// Open connections, of all workers.
@@ -185,6 +187,7 @@ impl Server {
             protocol,
             healthy: AtomicBool::new(true),
             ejection: EjectionState::default(),
+            accepted_head: AcceptedHead::default(),
             in_flight: AtomicUsize::new(0),
             connections: AtomicUsize::new(0),
         })
