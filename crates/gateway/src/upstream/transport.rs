@@ -33,8 +33,9 @@ pub(super) const MAX_RESENDS: u32 = 3;
 /// How much of a response an HTTP/2 server may send before the client reads it. More would be faster only if a round trip
 /// to the server takes several milliseconds.
 const STREAM_WINDOW: u32 = 128 << 10;
-/// The same for all streams of a connection: responses that nobody reads leave room for all others.
-const CONN_WINDOW: u32 = STREAM_WINDOW * MAX_STREAMS as u32;
+/// The same for all streams of a connection: responses that nobody reads leave room for all others. It is larger than they
+/// need, because h2 closes a connection with more unread small frames than half of this window, at 256 bytes for each.
+const CONN_WINDOW: u32 = 16 * STREAM_WINDOW * MAX_STREAMS as u32;
 /// How much of a request body is buffered for an HTTP/2 server that does not read it.
 const SEND_BUFFER: usize = 64 << 10;
 /// Idle connections are swept at least this often within their idle timeout.

@@ -88,12 +88,17 @@ impl Http2Server {
 }
 
 /// Sends the body for as long as there is room, and counts what was sent.
-async fn send_all(mut stream: SendStream<Bytes>, mut left: usize, sent: Arc<AtomicUsize>) {
+async fn send_all(stream: SendStream<Bytes>, left: usize, sent: Arc<AtomicUsize>) {
+    send_frames(stream, left, 16 << 10, sent).await;
+}
+
+/// The same in frames of at most this length.
+async fn send_frames(mut stream: SendStream<Bytes>, mut left: usize, most: usize, sent: Arc<AtomicUsize>) {
     while left > 0 {
-        stream.reserve_capacity(left.min(16 << 10));
+        stream.reserve_capacity(left.min(most));
         let capacity = std::future::poll_fn(|cx| stream.poll_capacity(cx)).await;
         let Some(Ok(capacity)) = capacity else { return };
-        let length = capacity.min(left);
+        let length = capacity.min(left).min(most);
         left -= length;
         if stream.send_data(Bytes::from(vec![b'a'; length]), left == 0).is_err() {
             return;
@@ -113,8 +118,8 @@ async fn serves_until_quiet<F: Future>(transferred: &AtomicUsize, mut request: i
     }
 }
 
-#[tokio::test]
-async fn http2_upstream_slow_readers_do_not_stall_other_requests() {
+/// Asserts that clients which read nothing of responses in frames of this length do not affect other requests.
+async fn assert_slow_readers_harm_nobody(frame: usize, readers: usize) {
     const LARGE: usize = 26 << 20;
     let sent = Arc::new(AtomicUsize::new(0));
     let counted = Arc::clone(&sent);
@@ -122,25 +127,35 @@ async fn http2_upstream_slow_readers_do_not_stall_other_requests() {
         let is_large = request.uri().path() == "/large";
         let stream = respond.send_response(Response::new(()), false).expect("a stream");
         let counted = if is_large { Arc::clone(&counted) } else { Arc::default() };
-        tokio::spawn(send_all(stream, if is_large { LARGE } else { 4 << 10 }, counted));
+        tokio::spawn(send_frames(stream, if is_large { LARGE } else { 4 << 10 }, frame, counted));
     })
     .await;
     let gateway = gateway(&upstream.accepting.h2c(), "");
     assert_eq!(gateway.get_raw("/").await.status, 200);
-    let mut readers = Vec::new();
-    for _ in 0..VICTIMS {
+    let mut stalled = Vec::new();
+    for _ in 0..readers {
         let socket = TcpSocket::new_v4().expect("a socket");
         socket.set_recv_buffer_size(4 << 10).expect("a small buffer");
         let mut stream = within("connecting", socket.connect(gateway.address)).await.expect("a connection");
         stream.write_all(b"GET /large HTTP/1.1\r\nHost: a\r\n\r\n").await.expect("a request");
         assert!(within("a response", stream.read(&mut [0; 160])).await.expect("a response") > 0);
-        readers.push(stream);
+        stalled.push(stream);
     }
     serves_until_quiet(&sent, || async {
         assert_eq!(gateway.get_raw("/small").await.status, 200);
     })
     .await;
-    assert_eq!(upstream.connections(), 1, "they share a connection");
+    assert_eq!(upstream.connections(), 1, "they share a connection, which is not closed");
+}
+
+#[tokio::test]
+async fn http2_upstream_slow_readers_do_not_stall_other_requests() {
+    assert_slow_readers_harm_nobody(16 << 10, 12).await;
+}
+
+#[tokio::test]
+async fn http2_upstream_slow_readers_of_small_frames_do_not_close_the_connection() {
+    assert_slow_readers_harm_nobody(16, 12).await;
 }
 
 #[tokio::test]
