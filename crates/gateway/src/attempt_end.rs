@@ -47,9 +47,9 @@ impl AttemptFailure {
         }
         match exchange_error(error, upload) {
             error_of @ ServeError::BadUpstreamResponse => {
-                use SendError::{LargeHead, NoResponse, NoResponseShared, ResponseHead};
+                use SendError::{NoResponse, NoResponseShared, ResponseHead, UnusualHead};
                 let cause = matches!(error, NoResponse | NoResponseShared).then_some(RetryCause::Reset);
-                let is_counted = !matches!(error, NoResponseShared | LargeHead | ResponseHead);
+                let is_counted = !matches!(error, NoResponseShared | UnusualHead | ResponseHead);
                 let end = if is_counted { CallEnd::Reset } else { CallEnd::Cancelled };
                 Self { result: AttemptResult::Broken, end, cause, error: error_of }
             }
@@ -156,7 +156,7 @@ mod tests {
         for error in [SendError::Host, SendError::NoSlot, connect(io::ErrorKind::AddrNotAvailable)] {
             assert_eq!(outcome(error, None), CallOutcome::Neutral);
         }
-        for error in [SendError::NoResponseShared, SendError::LargeHead, SendError::ResponseHead] {
+        for error in [SendError::NoResponseShared, SendError::UnusualHead, SendError::ResponseHead] {
             assert_eq!(outcome(error, None), CallOutcome::Neutral);
         }
         assert_eq!(outcome(connect(io::Error::from_raw_os_error(24)), None), CallOutcome::Neutral);
@@ -173,7 +173,7 @@ mod tests {
         assert_eq!(cause(connect(io::ErrorKind::TimedOut), None), Some(RetryCause::Connect));
         assert_eq!(cause(SendError::NoResponse, None), Some(RetryCause::Reset));
         assert_eq!(cause(SendError::NoResponseShared, None), Some(RetryCause::Reset));
-        assert_eq!(cause(SendError::LargeHead, None), None);
+        assert_eq!(cause(SendError::UnusualHead, None), None);
         assert_eq!(cause(SendError::NoResponse, Some(UploadFailure::TooSlow)), None);
         assert_eq!(cause(SendError::Framing, None), None);
         assert_eq!(AttemptFailure::timeout(false).cause, Some(RetryCause::Timeout));

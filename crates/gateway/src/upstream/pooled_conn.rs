@@ -15,7 +15,7 @@ use hyper_util::rt::TokioIo;
 use super::abandon::{AbandonedExchange, GRACE, SocketHandoff};
 use super::forwarded_request::ForwardedRequest;
 use super::framing::normalize;
-use super::head_size::HeadSize;
+use super::head_profile::HeadProfile;
 use super::http1_fast::{PlainConn, PlainError, PlainResponse};
 use super::permits::ExchangePermits;
 use super::pool::KeepSettings;
@@ -43,7 +43,7 @@ impl ConnNeed {
         if server.protocol == ServerProtocol::Http1 {
             return Self { is_plain: request.is_plain(), is_alone: false };
         }
-        let is_accepted = request.head_size().is_none_or(|size| server.accepted_head.includes(size));
+        let is_accepted = request.head_profile().is_none_or(|head| server.accepted_head.includes(head));
         Self { is_plain: false, is_alone: !is_accepted }
     }
 }
@@ -120,9 +120,9 @@ impl Http2Conn {
     }
 
     /// Why a request without a response failed. Of all requests that a broken connection ends, one counts.
-    fn failure(&self, error: hyper::Error, size: Option<HeadSize>) -> SendError {
-        if size.is_some_and(HeadSize::is_large) {
-            SendError::LargeHead
+    fn failure(&self, error: hyper::Error, head: Option<HeadProfile>) -> SendError {
+        if head.is_some_and(HeadProfile::is_unusual) {
+            SendError::UnusualHead
         } else if !is_connection_error(&error) {
             SendError::Broken(error)
         } else if self.shared.is_broken.replace(true) {
@@ -259,13 +259,16 @@ impl PooledConn {
     ) -> Result<Response<UpstreamBody>, AttemptError> {
         let Some(Conn::Http2(http2)) = &mut self.conn else { return Err(AttemptError::NotSent) };
         let head = request.http2(self.in_flight.server()).ok_or(SendError::Host)?;
-        let size = request.head_size();
-        let body = self.upload.open().ok_or(SendError::NotRepeatable)?;
+        let profile = request.head_profile();
+        let mut body = self.upload.open().ok_or(SendError::NotRepeatable)?;
+        if !profile.is_some_and(|profile| profile.announces_trailers) {
+            body.drop_trailers();
+        }
         let mut error = match http2.sender.try_send_request(head.map(|()| body)).await {
             Ok(response) => {
                 request.mark_sent();
-                if let Some(size) = size {
-                    self.in_flight.server().accepted_head.record(size, response.status());
+                if let Some(profile) = profile {
+                    self.in_flight.server().accepted_head.record(profile, response.status());
                 }
                 return self.take_response(response);
             }
@@ -275,7 +278,7 @@ impl PooledConn {
         let why = match error.take_message() {
             Some(_) => AttemptError::NotSent,
             None if can_resend && is_unprocessed(error.error()) => AttemptError::Refused,
-            None => return Err(http2.failure(error.into_error(), size).into()),
+            None => return Err(http2.failure(error.into_error(), profile).into()),
         };
         self.transport.pool.remove_http2(self.in_flight.server(), http2);
         Err(why)

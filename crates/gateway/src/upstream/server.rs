@@ -14,7 +14,7 @@ use tidegate_tower::bulkhead::BulkheadPermit;
 
 use super::balance::HashRing;
 use super::ejection::EjectionState;
-use super::head_size::AcceptedHead;
+use super::head_profile::AcceptedHead;
 use super::resilience::{ResilienceError, ResilienceState};
 use crate::resource_limits::ResourceLimits;
 

@@ -15,7 +15,7 @@ use tidegate_tower::bulkhead::BulkheadPermit;
 use super::connect::Connector;
 use super::connection_slots::{NoConnectionSlot, PoolPressure};
 use super::forwarded_request::ForwardedRequest;
-use super::head_size::HeadSize;
+use super::head_profile::HeadProfile;
 use super::http1_fast::{IoBuffers, PlainConn};
 use super::permits::ExchangePermits;
 use super::pool::{ConnPool, KeepSettings};
@@ -82,9 +82,9 @@ pub(crate) enum SendError {
     /// A connection broke that other requests used too, and one of them reports it: it says no more about the server.
     #[error("shared connection closed before the response")]
     NoResponseShared,
-    /// The client has chosen a request head of a size that servers may refuse, and there is no response.
-    #[error("no response to a large request head")]
-    LargeHead,
+    /// The client has chosen a request head that servers may refuse, and there is no response.
+    #[error("no response to an unusual request head")]
+    UnusualHead,
     /// The head of the response is too large, as a client may cause with a long URL that the response repeats.
     #[error("response head too large")]
     ResponseHead,
@@ -156,8 +156,8 @@ impl Transport {
             conn.give_up();
             // Only new connections count: the number of idle ones is finite.
             if (is_new || is_refused) && !request.count_resend() {
-                return Err(if request.head_size().is_some_and(HeadSize::is_large) {
-                    SendError::LargeHead
+                return Err(if request.head_profile().is_some_and(HeadProfile::is_unusual) {
+                    SendError::UnusualHead
                 } else {
                     SendError::Connect(io::ErrorKind::ConnectionRefused.into())
                 });

@@ -234,8 +234,8 @@ const NGINX: &str =
         server { listen ADDRESS http2; location / { proxy_pass http://UPSTREAM; } }
     }";
 
-#[tokio::test]
-async fn http2_nginx_that_closes_because_of_a_large_head_fails_no_other_request() {
+/// Asserts that requests in progress at an nginx survive others that it answers with the end of the connection.
+async fn assert_nginx_fails_no_other_request(attack: &str) {
     let (release, released) = tokio::sync::watch::channel(false);
     let held = Arc::new(AtomicUsize::new(0));
     let counted = Arc::clone(&held);
@@ -264,11 +264,25 @@ async fn http2_nginx_that_closes_because_of_a_large_head_fails_no_other_request(
     }
     eventually("all are in progress", || held.load(Ordering::SeqCst) == VICTIMS).await;
     for _ in 0..VICTIMS {
-        gateway.send_raw(&with_header("/", 40 << 10)).await;
+        gateway.send_raw(attack).await;
     }
     assert_breaker_closed(&gateway);
     release.send_replace(true);
     assert_eq!(within("responses", victims.join_all()).await, [Some(200); VICTIMS]);
+}
+
+#[tokio::test]
+async fn http2_nginx_that_closes_because_of_a_large_head_fails_no_other_request() {
+    assert_nginx_fails_no_other_request(&with_header("/", 40 << 10)).await;
+}
+
+#[tokio::test]
+async fn http2_nginx_that_closes_because_of_trailers_fails_no_other_request() {
+    let chunks = "Transfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n0\r\nX-Sum: 7\r\n\r\n";
+    for announced in ["", "Trailer: X-Sum\r\n"] {
+        let attack = format!("POST / HTTP/1.1\r\nHost: a\r\n{announced}{chunks}");
+        assert_nginx_fails_no_other_request(&attack).await;
+    }
 }
 
 #[tokio::test]
@@ -390,4 +404,27 @@ async fn http1_server_that_repeats_a_long_url_is_not_held_responsible() {
     }
     assert_breaker_closed(&gateway);
     assert_eq!(gateway.get_raw("/a").await.status, 200);
+}
+
+#[tokio::test]
+async fn http2_trailers_are_forwarded_if_they_are_announced() {
+    let (sender, mut received) = tokio::sync::mpsc::unbounded_channel();
+    let upstream = Http2Server::start(move |request, mut respond| {
+        let sender = sender.clone();
+        tokio::spawn(async move {
+            let mut body = request.into_body();
+            while body.data().await.is_some() {}
+            let trailers = body.trailers().await.expect("an end");
+            sender.send(trailers.is_some_and(|trailers| trailers["x-sum"] == "7")).expect("a receiver");
+            respond.send_response(Response::new(()), true).expect("a stream");
+        });
+    })
+    .await;
+    let gateway = gateway(&upstream.accepting.h2c(), "");
+    let chunks = "Transfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n0\r\nX-Sum: 7\r\n\r\n";
+    for announced in ["Trailer: X-Sum\r\n", ""] {
+        let request = format!("POST / HTTP/1.1\r\nHost: a\r\n{announced}{chunks}");
+        assert_eq!(gateway.send_raw(&request).await.status, 200);
+        assert_eq!(received.recv().await, Some(!announced.is_empty()));
+    }
 }
