@@ -45,15 +45,17 @@ impl AttemptFailure {
             let (result, cause) = (AttemptResult::Unreachable, Some(RetryCause::Connect));
             return Self { result, end, cause, may_have_arrived: false, error: connect_error(source) };
         }
-        let is_unsent = matches!(
-            error,
-            SendError::Connect(_) | SendError::Host | SendError::NoSlot | SendError::NotRepeatable
-        );
+        if matches!(error, SendError::NotRepeatable) {
+            return Self::neutral(ServeError::BadUpstreamResponse);
+        }
+        let is_unsent = matches!(error, SendError::Connect(_) | SendError::Host | SendError::NoSlot);
         let failure = match exchange_error(error, upload) {
-            error_of @ ServeError::BadUpstreamResponse if !matches!(error, SendError::NotRepeatable) => {
-                let cause = matches!(error, SendError::NoResponse).then_some(RetryCause::Reset);
-                let (result, end) = (AttemptResult::Broken, CallEnd::Reset);
-                Self { result, end, cause, may_have_arrived: true, error: error_of }
+            error_of @ ServeError::BadUpstreamResponse => {
+                use SendError::{NoResponse, NoResponseShared, ResponseHead, UnusualHead};
+                let cause = matches!(error, NoResponse | NoResponseShared).then_some(RetryCause::Reset);
+                let is_counted = !matches!(error, NoResponseShared | UnusualHead | ResponseHead);
+                let end = if is_counted { CallEnd::Reset } else { CallEnd::Cancelled };
+                Self { result: AttemptResult::Broken, end, cause, may_have_arrived: true, error: error_of }
             }
             error => Self::neutral(error),
         };
@@ -188,6 +190,9 @@ mod tests {
         for error in [SendError::Host, SendError::NoSlot, connect(io::ErrorKind::AddrNotAvailable)] {
             assert_eq!(outcome(error, None), CallOutcome::Neutral);
         }
+        for error in [SendError::NoResponseShared, SendError::UnusualHead, SendError::ResponseHead] {
+            assert_eq!(outcome(error, None), CallOutcome::Neutral);
+        }
         assert_eq!(outcome(connect(io::Error::from_raw_os_error(24)), None), CallOutcome::Neutral);
         for upload in [UploadFailure::Malformed, UploadFailure::TooLarge, UploadFailure::TooSlow] {
             assert_eq!(outcome(SendError::NoResponse, Some(upload)), CallOutcome::Neutral, "{upload:?}");
@@ -218,6 +223,8 @@ mod tests {
         let cause = |error, upload| AttemptFailure::new(&error, upload).cause;
         assert_eq!(cause(connect(io::ErrorKind::TimedOut), None), Some(RetryCause::Connect));
         assert_eq!(cause(SendError::NoResponse, None), Some(RetryCause::Reset));
+        assert_eq!(cause(SendError::NoResponseShared, None), Some(RetryCause::Reset));
+        assert_eq!(cause(SendError::UnusualHead, None), None);
         assert_eq!(cause(SendError::NoResponse, Some(UploadFailure::TooSlow)), None);
         assert_eq!(cause(SendError::Framing, None), None);
         assert_eq!(AttemptFailure::timeout(false).cause, Some(RetryCause::Timeout));

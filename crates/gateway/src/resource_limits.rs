@@ -12,6 +12,9 @@ pub struct ResourceLimits {
     pub headers: usize,
     /// Bytes of a request's line and headers together.
     pub head_bytes: usize,
+    /// Bytes of the head of a response from an upstream: more than three times a request head, because a redirect may repeat
+    /// the URL in an encoding that needs three bytes for one.
+    pub response_head_bytes: usize,
     /// Bytes of a request body. Bodies are streamed, so this limits time, not memory.
     pub body_bytes: u64,
     /// The minimum rate at which a client must send a body.
@@ -56,6 +59,7 @@ impl Default for ResourceLimits {
         Self {
             headers: 100,
             head_bytes: 64 << 10,
+            response_head_bytes: 256 << 10,
             body_bytes: 8 << 30,
             request_min_rate: MinRate { period: Duration::from_secs(30), bytes: 3_000 },
             response_min_rate: MinRate { period: Duration::from_mins(2), bytes: 1 },

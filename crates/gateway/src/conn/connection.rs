@@ -51,6 +51,14 @@ impl ConnectionGuard {
 /// The first bytes of every HTTP/2 connection.
 const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 
+/// How much of a request body an HTTP/2 client may send before it is forwarded.
+const STREAM_WINDOW: u32 = 256 << 10;
+/// The same for all streams of a connection, so that uploads that stall leave room for others.
+const CONN_WINDOW: u32 = 16 * STREAM_WINDOW;
+
+/// How much of a response is buffered for an HTTP/2 client that does not read it.
+const SEND_BUFFER: usize = 32 << 10;
+
 /// hyper's settings, created once for each listening socket.
 #[derive(Clone, Debug)]
 pub(super) struct HttpBuilders {
@@ -79,7 +87,9 @@ fn http2(limits: &ResourceLimits, streams: &Rc<ResponseStreams>) -> http2::Build
         .max_pending_accept_reset_streams(64)
         .max_local_error_reset_streams(256)
         .max_header_list_size(u32::try_from(limits.head_bytes).unwrap_or(u32::MAX))
-        .max_send_buf_size(256 << 10)
+        .initial_stream_window_size(STREAM_WINDOW)
+        .initial_connection_window_size(CONN_WINDOW)
+        .max_send_buf_size(SEND_BUFFER)
         .keep_alive_interval(Duration::from_secs(20))
         .keep_alive_timeout(Duration::from_secs(20));
     http2
@@ -195,6 +205,9 @@ fn service<S: Store + 'static>(
             let mut response = crate::service::serve(&worker, &conn_info, &mut request).await;
             if is_http1 && worker.is_stopping() && response.status() != StatusCode::SWITCHING_PROTOCOLS {
                 response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
+            }
+            if stream.is_some() {
+                response.body_mut().limit_chunks();
             }
             Ok::<_, Infallible>(response.map(|body| InFlightBody::new(body, in_flight, stream)))
         }

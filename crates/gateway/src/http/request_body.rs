@@ -31,6 +31,14 @@ pub(crate) struct RequestBody {
     generation: u32,
     /// What earlier attempts have read; comes first.
     replay: Bytes,
+    drops_trailers: bool,
+}
+
+impl RequestBody {
+    /// Ends the body before its trailers.
+    pub(crate) fn drop_trailers(&mut self) {
+        self.drops_trailers = true;
+    }
 }
 
 /// Counts the bytes of a body. Dropped when the body has ended or is not needed any more.
@@ -132,7 +140,9 @@ impl Body for RequestBody {
         if !this.replay.is_empty() {
             return Poll::Ready(Some(Ok(Frame::data(std::mem::take(&mut this.replay)))));
         }
-        upload.poll_frame(cx)
+        let frame = ready!(upload.poll_frame(cx));
+        let is_dropped = this.drops_trailers && matches!(&frame, Some(Ok(frame)) if frame.is_trailers());
+        Poll::Ready(frame.filter(|_| !is_dropped))
     }
 
     fn is_end_stream(&self) -> bool {
@@ -394,7 +404,12 @@ impl UploadHandle {
     /// invalid.
     pub(crate) fn open(&self) -> Option<RequestBody> {
         let Some(upload) = &self.0 else {
-            return Some(RequestBody { upload: None, generation: 0, replay: Bytes::new() });
+            return Some(RequestBody {
+                upload: None,
+                generation: 0,
+                replay: Bytes::new(),
+                drops_trailers: false,
+            });
         };
         if self.progress() == UploadProgress::Started {
             return None;
@@ -411,7 +426,8 @@ impl UploadHandle {
             trailers.clone_from(&recording.trailers);
         }
         shared.replayed_trailers = trailers;
-        Some(RequestBody { upload: Some(Rc::clone(upload)), generation: shared.generation, replay })
+        let generation = shared.generation;
+        Some(RequestBody { upload: Some(Rc::clone(upload)), generation, replay, drops_trailers: false })
     }
 
     pub(crate) fn progress(&self) -> UploadProgress {

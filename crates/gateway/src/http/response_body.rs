@@ -29,6 +29,15 @@ impl ResponseBody {
     pub(crate) fn from_bytes(bytes: Vec<u8>) -> Self {
         Self::Own(Some(Bytes::from(bytes)))
     }
+
+    /// Bounds what is held of a response while the client does not read it.
+    pub(crate) fn limit_chunks(&mut self) {
+        if let Self::Upstream(body) = self
+            && let UpstreamBody::Plain(plain) = &mut body.source
+        {
+            plain.limit_chunks();
+        }
+    }
 }
 
 impl Body for ResponseBody {

@@ -7,8 +7,9 @@ use tidegate_tower::bulkhead::BulkheadPermit;
 use tokio::sync::watch;
 
 use super::forwarded_request::ForwardedRequest;
+use super::pooled_conn::ConnNeed;
 use super::server::{Server, UpstreamGroup};
-use super::transport::{Transport, is_plain};
+use super::transport::Transport;
 
 /// Asks workers to close idle connections whose slots are needed. Shared by all workers.
 #[derive(Debug, Default)]
@@ -37,7 +38,7 @@ impl Transport {
         server: &Server,
         request: &ForwardedRequest,
     ) -> Result<Option<BulkheadPermit>, NoConnectionSlot> {
-        if self.pool.has_idle(server, is_plain(server, request)) {
+        if self.pool.has_idle(server, ConnNeed::new(server, request)) {
             return Ok(None);
         }
         self.acquire_slot(upstream).await

@@ -7,6 +7,7 @@ use http::{HeaderMap, HeaderValue, Request, Version};
 use http_body::Body;
 use tidegate_policy::RetryPlan;
 
+use super::head_profile::HeadProfile;
 use super::server::Server;
 use super::transport::MAX_RESENDS;
 use crate::http::header_flags::HeaderFlags;
@@ -99,6 +100,11 @@ impl ForwardedRequest {
     /// The headers, while they are here.
     pub(crate) fn headers_mut(&mut self) -> Option<&mut HeaderMap> {
         Some(&mut self.head.as_mut()?.headers)
+    }
+
+    /// What a server may not accept in the head; `None` while it is not here.
+    pub(super) fn head_profile(&self) -> Option<HeadProfile> {
+        self.head.as_ref().map(HeadProfile::of)
     }
 
     /// Whether the request has neither a body nor an upgrade.

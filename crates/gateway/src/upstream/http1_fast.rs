@@ -29,6 +29,8 @@ const MAX_HEADERS: usize = 64;
 const READ_BYTES: usize = 16 << 10;
 /// The maximum size of a body chunk.
 const MAX_CHUNK: usize = 64 << 10;
+/// The same for an HTTP/2 client, whose other responses may be waiting too: a frame.
+const SMALL_CHUNK: usize = 16 << 10;
 
 /// Buffers that all exchanges of a worker share.
 #[derive(Debug)]
@@ -58,6 +60,7 @@ pub(crate) struct PlainBody {
     first: Bytes,
     /// Bytes still to be read.
     left: u64,
+    max_chunk: usize,
     /// A read error that the next poll reports.
     error: Option<io::Error>,
 }
@@ -167,18 +170,27 @@ impl PlainConn {
         Poll::Ready(Ok(PlainResponse::Plain(response)))
     }
 
-    /// Waits for a chunk of a body of which `left` bytes are missing.
-    fn poll_chunk(&mut self, cx: &mut Context<'_>, left: u64) -> Poll<io::Result<Bytes>> {
+    /// Waits for a chunk of a body, of at most `most` bytes.
+    fn poll_chunk(&mut self, cx: &mut Context<'_>, most: usize) -> Poll<io::Result<Bytes>> {
         // The buffer is allocated only when the socket is readable.
         ready!(self.stream.poll_read_ready(cx))?;
-        let most = usize::try_from(left).unwrap_or(MAX_CHUNK).min(MAX_CHUNK);
         let mut chunk = BytesMut::with_capacity(most);
         let read = ready!(pin!(self.stream.read_buf(&mut (&mut chunk).limit(most))).poll(cx))?;
-        Poll::Ready(if read > 0 { Ok(chunk.freeze()) } else { Err(io::ErrorKind::UnexpectedEof.into()) })
+        Poll::Ready(match read {
+            0 => Err(io::ErrorKind::UnexpectedEof.into()),
+            // The chunk may wait for the client: it does not hold the memory of a whole buffer meanwhile.
+            _ if read < most / 2 => Ok(Bytes::copy_from_slice(&chunk)),
+            _ => Ok(chunk.freeze()),
+        })
     }
 }
 
 impl PlainBody {
+    /// Reads small chunks from now on.
+    pub(crate) fn limit_chunks(&mut self) {
+        self.max_chunk = SMALL_CHUNK;
+    }
+
     /// Whether the whole body was read from the connection.
     pub(crate) fn is_received(&self) -> bool {
         self.left == 0
@@ -204,8 +216,9 @@ impl PlainBody {
         if let Some(error) = self.error.take() {
             return Poll::Ready(Some(Err(error)));
         }
+        let most = usize::try_from(self.left).unwrap_or(self.max_chunk).min(self.max_chunk);
         let read = match conn {
-            Some(conn) => ready!(conn.poll_chunk(cx, self.left)),
+            Some(conn) => ready!(conn.poll_chunk(cx, most)),
             None => Err(io::ErrorKind::NotConnected.into()),
         };
         match read {
@@ -261,7 +274,7 @@ fn parse(read: &Bytes, method: &Method, headers: &mut HeaderMap) -> Option<(Stat
     }
     let has_no_body = *method == Method::HEAD || matches!(status.as_u16(), 204 | 304);
     let left = if has_no_body { 0 } else { length? };
-    Some((status, PlainBody { first: read.slice(start..), left, error: None }))
+    Some((status, PlainBody { first: read.slice(start..), left, max_chunk: MAX_CHUNK, error: None }))
 }
 
 /// Parses digits, few enough not to overflow.

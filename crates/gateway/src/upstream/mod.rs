@@ -14,7 +14,7 @@
 //! 5. [`retry`] decides whether another attempt follows.
 //! 6. The response body returns the connection to the [`pool`]. [`abandon`] handles exchanges that end earlier.
 //!
-//! [`resilience`] is the state of an upstream for all of this. [`permits`] are what a request holds meanwhile;
+//! [`head_profile`] decides which requests share an HTTP/2 connection. [`resilience`] is the state of an upstream for all of this. [`permits`] are what a request holds meanwhile;
 //! [`connection_slots`] bounds the connections of an upstream.
 
 mod abandon;
@@ -26,6 +26,7 @@ mod connection_slots;
 mod ejection;
 mod forwarded_request;
 mod framing;
+mod head_profile;
 pub(crate) mod health;
 mod http1_fast;
 mod permits;

@@ -8,7 +8,7 @@ use std::time::Duration;
 use foldhash::fast::RandomState;
 
 use super::http1_fast::PlainConn;
-use super::pooled_conn::{Conn, Http1Conn, Http2Conn};
+use super::pooled_conn::{Conn, ConnNeed, Http1Conn, Http2Conn};
 use super::server::Server;
 use tidegate_tower::bulkhead::Bulkhead;
 
@@ -92,15 +92,19 @@ impl ConnPool {
     }
 
     /// Takes a connection for one request, the most recently used one.
-    pub(super) fn take(&self, server: &Server, is_plain: bool) -> Option<Conn> {
+    pub(super) fn take(&self, server: &Server, need: ConnNeed) -> Option<Conn> {
         let mut servers = self.servers.borrow_mut();
         let conns = servers.get_mut(&std::ptr::from_ref(server))?;
-        while is_plain && let Some(idle) = conns.plain.pop() {
+        while need.is_plain
+            && let Some(idle) = conns.plain.pop()
+        {
             if idle.conn.is_usable() {
                 return Some(Conn::Plain(idle.conn));
             }
         }
-        if let Some(kept) = conns.http2.iter_mut().find(|kept| kept.conn.has_capacity()) {
+        if !need.is_alone
+            && let Some(kept) = conns.http2.iter_mut().find(|kept| kept.conn.has_capacity())
+        {
             kept.idle = None;
             return Some(Conn::Http2(kept.conn.clone()));
         }
@@ -114,11 +118,11 @@ impl ConnPool {
     }
 
     /// Whether [`Self::take`] finds a connection.
-    pub(super) fn has_idle(&self, server: &Server, is_plain: bool) -> bool {
+    pub(super) fn has_idle(&self, server: &Server, need: ConnNeed) -> bool {
         let servers = self.servers.borrow();
         servers.get(&std::ptr::from_ref(server)).is_some_and(|conns| {
-            (is_plain && conns.plain.iter().any(|idle| idle.conn.is_usable()))
-                || conns.http2.iter().any(|kept| kept.conn.has_capacity())
+            (need.is_plain && conns.plain.iter().any(|idle| idle.conn.is_usable()))
+                || (!need.is_alone && conns.http2.iter().any(|kept| kept.conn.has_capacity()))
                 || conns.http1.iter().any(|idle| idle.conn.sender.is_ready())
         })
     }

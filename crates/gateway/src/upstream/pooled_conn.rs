@@ -15,15 +15,38 @@ use hyper_util::rt::TokioIo;
 use super::abandon::{AbandonedExchange, GRACE, SocketHandoff};
 use super::forwarded_request::ForwardedRequest;
 use super::framing::normalize;
+use super::head_profile::HeadProfile;
 use super::http1_fast::{PlainConn, PlainError, PlainResponse};
 use super::permits::ExchangePermits;
 use super::pool::KeepSettings;
-use super::server::InFlightGuard;
+use super::server::{InFlightGuard, Server, ServerProtocol};
 use super::stream::{HyperIo, ReplayIo, UpstreamStream};
-use super::transport::{SendError, Transport, open_http1};
+use super::transport::{SendError, Transport};
 use crate::executor::LocalExecutor;
 use crate::http::request_body::{RequestBody, UploadHandle, UploadProgress};
 use crate::http::response_body::UpstreamBody;
+
+/// Concurrent streams of one HTTP/2 connection, even if the server allows more.
+pub(super) const MAX_STREAMS: usize = 128;
+
+/// Which connections a request can use.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct ConnNeed {
+    /// The fast path may serve it.
+    pub(super) is_plain: bool,
+    /// It may make an HTTP/2 server close the connection, so no other request shares it.
+    pub(super) is_alone: bool,
+}
+
+impl ConnNeed {
+    pub(super) fn new(server: &Server, request: &ForwardedRequest) -> Self {
+        if server.protocol == ServerProtocol::Http1 {
+            return Self { is_plain: request.is_plain(), is_alone: false };
+        }
+        let is_accepted = request.head_profile().is_none_or(|head| server.accepted_head.includes(head));
+        Self { is_plain: false, is_alone: !is_accepted }
+    }
+}
 
 /// A connection to a server, by protocol implementation.
 #[derive(Debug)]
@@ -45,8 +68,17 @@ pub(super) struct Http1Conn {
 #[derive(Clone, Debug)]
 pub(super) struct Http2Conn {
     pub(super) sender: http2::SendRequest<RequestBody>,
-    /// How many concurrent streams the server allows. The reference count is the number of streams.
-    max_streams: Rc<Cell<usize>>,
+    /// The reference count is the number of streams.
+    shared: Rc<Http2State>,
+}
+
+/// What all requests of an HTTP/2 connection share.
+#[derive(Debug)]
+struct Http2State {
+    /// How many concurrent streams the server allows.
+    max_streams: Cell<usize>,
+    /// A request has reported that the connection broke.
+    is_broken: Cell<bool>,
 }
 
 impl Http2Conn {
@@ -55,35 +87,49 @@ impl Http2Conn {
         sender: http2::SendRequest<RequestBody>,
         connection: http2::Connection<TokioIo<HyperIo>, RequestBody, LocalExecutor>,
     ) -> Self {
-        let max_streams = Rc::new(Cell::new(connection.current_max_send_streams()));
-        let shared = Rc::downgrade(&max_streams);
+        let max_streams = Cell::new(connection.current_max_send_streams());
+        let state = Rc::new(Http2State { max_streams, is_broken: Cell::new(false) });
+        let shared = Rc::downgrade(&state);
         tokio::task::spawn_local(async move {
             let mut connection = pin!(connection);
             // An error is reported to the exchanges that wait for a response.
             let _ = std::future::poll_fn(|cx| {
                 let ended = connection.as_mut().poll(cx);
-                if let Some(max_streams) = shared.upgrade() {
-                    max_streams.set(connection.current_max_send_streams());
+                if let Some(shared) = shared.upgrade() {
+                    shared.max_streams.set(connection.current_max_send_streams());
                 }
                 ended
             })
             .await;
         });
-        Self { sender, max_streams }
+        Self { sender, shared: state }
     }
 
     /// The number of streams: each has a clone, and the pool has one.
     pub(super) fn streams(&self) -> usize {
-        Rc::strong_count(&self.max_streams) - 1
+        Rc::strong_count(&self.shared) - 1
     }
 
     /// Whether a request can be sent now. Without capacity it would wait until others have ended.
     pub(super) fn has_capacity(&self) -> bool {
-        !self.sender.is_closed() && self.streams() < self.max_streams.get()
+        !self.sender.is_closed() && self.streams() < self.shared.max_streams.get().min(MAX_STREAMS)
     }
 
     pub(super) fn is_same(&self, other: &Self) -> bool {
-        Rc::ptr_eq(&self.max_streams, &other.max_streams)
+        Rc::ptr_eq(&self.shared, &other.shared)
+    }
+
+    /// Why a request without a response failed. Of all requests that a broken connection ends, one counts.
+    fn failure(&self, error: hyper::Error, head: Option<HeadProfile>) -> SendError {
+        if head.is_some_and(HeadProfile::is_unusual) {
+            SendError::UnusualHead
+        } else if !is_connection_error(&error) {
+            SendError::Broken(error)
+        } else if self.shared.is_broken.replace(true) {
+            SendError::NoResponseShared
+        } else {
+            SendError::NoResponse
+        }
     }
 }
 
@@ -202,7 +248,7 @@ impl PooledConn {
                     Err(AttemptError::NotSent)
                 }
                 None if !http1.handoff.has_response_bytes() => Err(SendError::NoResponse.into()),
-                None => Err(SendError::Broken(error.into_error()).into()),
+                None => Err(http1_failure(error.into_error()).into()),
             },
         }
     }
@@ -213,10 +259,17 @@ impl PooledConn {
     ) -> Result<Response<UpstreamBody>, AttemptError> {
         let Some(Conn::Http2(http2)) = &mut self.conn else { return Err(AttemptError::NotSent) };
         let head = request.http2(self.in_flight.server()).ok_or(SendError::Host)?;
-        let body = self.upload.open().ok_or(SendError::NotRepeatable)?;
+        let profile = request.head_profile();
+        let mut body = self.upload.open().ok_or(SendError::NotRepeatable)?;
+        if !profile.is_some_and(|profile| profile.announces_trailers) {
+            body.drop_trailers();
+        }
         let mut error = match http2.sender.try_send_request(head.map(|()| body)).await {
             Ok(response) => {
                 request.mark_sent();
+                if let Some(profile) = profile {
+                    self.in_flight.server().accepted_head.record(profile, response.status());
+                }
                 return self.take_response(response);
             }
             Err(error) => error,
@@ -225,8 +278,7 @@ impl PooledConn {
         let why = match error.take_message() {
             Some(_) => AttemptError::NotSent,
             None if can_resend && is_unprocessed(error.error()) => AttemptError::Refused,
-            None if is_connection_error(error.error()) => return Err(SendError::NoResponse.into()),
-            None => return Err(SendError::Broken(error.into_error()).into()),
+            None => return Err(http2.failure(error.into_error(), profile).into()),
         };
         self.transport.pool.remove_http2(self.in_flight.server(), http2);
         Err(why)
@@ -244,7 +296,7 @@ impl PooledConn {
         if !self.permits.is_empty() {
             io.handoff().begin();
         }
-        let http1 = open_http1(io).await.map_err(SendError::Broken)?;
+        let http1 = self.transport.open_http1(io).await.map_err(SendError::Broken)?;
         let Some(mut message) = request.take_sent() else { return Err(SendError::Framing.into()) };
         // Not written to the server; hyper needs the method to parse the response.
         *message.headers_mut() = HeaderMap::new();
@@ -254,7 +306,7 @@ impl PooledConn {
         match http1.sender.try_send_request(message).await {
             Ok(response) => self.take_response(response),
             // The request was sent, so it cannot be sent again.
-            Err(error) => Err(SendError::Broken(error.into_error()).into()),
+            Err(error) => Err(http1_failure(error.into_error()).into()),
         }
     }
 
@@ -315,6 +367,11 @@ impl Drop for PooledConn {
             None => {}
         }
     }
+}
+
+/// Why there is no valid response over HTTP/1.1.
+fn http1_failure(error: hyper::Error) -> SendError {
+    if error.is_parse_too_large() { SendError::ResponseHead } else { SendError::Broken(error) }
 }
 
 /// Whether the server reports that it has not processed the request: `GOAWAY` with a lower last stream, or `REFUSED_STREAM`

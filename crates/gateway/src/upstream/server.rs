@@ -15,6 +15,7 @@ use tidegate_tower::bulkhead::BulkheadPermit;
 use super::balance::HashRing;
 use super::client_shares::{ClientId, Evidence, FailureShares, RecentSuccesses, Thresholds};
 use super::ejection::EjectionState;
+use super::head_profile::AcceptedHead;
 use super::resilience::{ResilienceError, ResilienceState};
 use crate::resource_limits::ResourceLimits;
 
@@ -180,6 +181,7 @@ pub(crate) struct Server {
     /// What clients may contribute to its ejection.
     shares: FailureShares,
     successes: RecentSuccesses,
+    pub(super) accepted_head: AcceptedHead,
     /// Requests in flight, of all workers.
     in_flight: AtomicUsize,
     /// Open connections, of all workers.
@@ -226,6 +228,7 @@ impl Server {
             ejection: EjectionState::default(),
             shares: FailureShares::default(),
             successes: RecentSuccesses::default(),
+            accepted_head: AcceptedHead::default(),
             in_flight: AtomicUsize::new(0),
             connections: AtomicUsize::new(0),
         })

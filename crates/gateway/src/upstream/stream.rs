@@ -1,18 +1,22 @@
 //! Byte streams to servers.
 
 use std::io::{self, IoSlice};
-use std::pin::Pin;
+use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 
 use bytes::Bytes;
-use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 use tokio_rustls::client::TlsStream;
 
 use super::abandon::{ServerSocket, SocketHandoff};
 use super::server::UpstreamConnCount;
 use crate::conn::poll_write_joined;
+
+/// The most that one read returns. hyper enlarges its buffers while reads fill them, and each holds its memory as long as any
+/// of its bytes is not forwarded: this way they stay at 16 KiB.
+const MAX_READ: u64 = (16 << 10) - 1;
 
 /// A connection owned by hyper. When hyper drops it, the socket goes to the [`SocketHandoff`].
 #[derive(Debug)]
@@ -64,7 +68,7 @@ impl Drop for HyperIo {
 impl AsyncRead for HyperIo {
     fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         let (this, filled) = (self.get_mut(), buf.filled().len());
-        let read = this.stream()?.poll_read(cx, buf);
+        let read = pin!(this.stream()?.take(MAX_READ)).poll_read(cx, buf);
         if buf.filled().len() > filled {
             this.handoff.record_read();
         }

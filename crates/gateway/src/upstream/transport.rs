@@ -15,11 +15,14 @@ use tidegate_tower::bulkhead::BulkheadPermit;
 use super::connect::Connector;
 use super::connection_slots::{NoConnectionSlot, PoolPressure};
 use super::forwarded_request::ForwardedRequest;
+use super::head_profile::HeadProfile;
 use super::http1_fast::{IoBuffers, PlainConn};
 use super::permits::ExchangePermits;
 use super::pool::{ConnPool, KeepSettings};
-use super::pooled_conn::{AttemptError, Conn, ConnSettings, Http1Conn, Http2Conn, PooledConn};
-use super::server::{Server, ServerProtocol, UpstreamGroup};
+use super::pooled_conn::{
+    AttemptError, Conn, ConnNeed, ConnSettings, Http1Conn, Http2Conn, MAX_STREAMS, PooledConn,
+};
+use super::server::{Server, UpstreamGroup};
 use super::stream::{HyperIo, UpstreamStream};
 use crate::executor::LocalExecutor;
 use crate::http::response_body::UpstreamBody;
@@ -27,6 +30,14 @@ use crate::resource_limits::ResourceLimits;
 
 /// How often a request that the server has certainly not processed is sent again, each time over another connection.
 pub(super) const MAX_RESENDS: u32 = 3;
+/// How much of a response an HTTP/2 server may send before the client reads it. More would be faster only if a round trip
+/// to the server takes several milliseconds.
+const STREAM_WINDOW: u32 = 128 << 10;
+/// The same for all streams of a connection: responses that nobody reads leave room for all others. It is larger than they
+/// need, because h2 closes a connection with more unread small frames than half of this window, at 256 bytes for each.
+const CONN_WINDOW: u32 = 16 * STREAM_WINDOW * MAX_STREAMS as u32;
+/// How much of a request body is buffered for an HTTP/2 server that does not read it.
+const SEND_BUFFER: usize = 64 << 10;
 /// Idle connections are swept at least this often within their idle timeout.
 const SWEEPS_PER_TIMEOUT: u32 = 4;
 
@@ -39,6 +50,8 @@ pub(crate) struct Transport {
     pub(super) pressure: Arc<PoolPressure>,
     /// Quiet time after which HTTP/2 servers are pinged.
     ping: Duration,
+    /// Bytes of a response head.
+    max_head: usize,
     /// The longest interval between sweeps of idle connections.
     max_sweep: Duration,
     /// How often idle connections are swept.
@@ -66,6 +79,15 @@ pub(crate) enum SendError {
     /// The connection broke before the first byte of a response.
     #[error("connection closed before the response")]
     NoResponse,
+    /// A connection broke that other requests used too, and one of them reports it: it says no more about the server.
+    #[error("shared connection closed before the response")]
+    NoResponseShared,
+    /// The client has chosen a request head that servers may refuse, and there is no response.
+    #[error("no response to an unusual request head")]
+    UnusualHead,
+    /// The head of the response is too large, as a client may cause with a long URL that the response repeats.
+    #[error("response head too large")]
+    ResponseHead,
     /// A part of the body was sent earlier and is not kept. Nothing was sent to this server.
     #[error("the request cannot be sent again")]
     NotRepeatable,
@@ -83,6 +105,7 @@ impl Transport {
             buffers: IoBuffers::new(),
             pressure,
             ping: limits.upstream_ping,
+            max_head: limits.response_head_bytes,
             max_sweep: limits.tick(),
             sweep: Cell::new(limits.tick()),
         })
@@ -102,7 +125,7 @@ impl Transport {
         request: &mut ForwardedRequest,
         permits: &ExchangePermits,
     ) -> Result<(Response<UpstreamBody>, PooledConn), SendError> {
-        let is_plain = is_plain(server, request);
+        let need = ConnNeed::new(server, request);
         let timeouts = &upstream.resilience.timeouts;
         let settings = ConnSettings {
             keep: KeepSettings { idle: timeouts.idle, slots: upstream.resilience.connections.clone() },
@@ -110,12 +133,12 @@ impl Transport {
         };
         loop {
             let in_flight = server.begin();
-            let (conn, is_new) = if let Some(conn) = self.pool.take(server, is_plain) {
+            let (conn, is_new) = if let Some(conn) = self.pool.take(server, need) {
                 (conn, false)
             } else {
                 let reserved = slot.take();
                 // Boxed because its state would otherwise be part of every request.
-                let opening = Box::pin(self.open(upstream, (server, reserved), &settings.keep, is_plain));
+                let opening = Box::pin(self.open(upstream, (server, reserved), &settings.keep, need));
                 (opening.await?, true)
             };
             // Not needed with a connection.
@@ -133,7 +156,11 @@ impl Transport {
             conn.give_up();
             // Only new connections count: the number of idle ones is finite.
             if (is_new || is_refused) && !request.count_resend() {
-                return Err(SendError::Connect(io::ErrorKind::ConnectionRefused.into()));
+                return Err(if request.head_profile().is_some_and(HeadProfile::is_unusual) {
+                    SendError::UnusualHead
+                } else {
+                    SendError::Connect(io::ErrorKind::ConnectionRefused.into())
+                });
             }
         }
     }
@@ -166,7 +193,7 @@ impl Transport {
         upstream: &UpstreamGroup,
         (server, reserved): (&Arc<Server>, Option<BulkheadPermit>),
         settings: &KeepSettings,
-        is_plain: bool,
+        need: ConnNeed,
     ) -> Result<Conn, SendError> {
         let slot = match reserved {
             Some(slot) => Some(slot),
@@ -176,14 +203,16 @@ impl Transport {
         let (stream, is_http2) = self.connector.connect(server, timeout).await.map_err(SendError::Connect)?;
         let count = server.count_connection(slot);
         let opened = match stream {
-            UpstreamStream::Plain(stream) if is_plain && !is_http2 => {
+            UpstreamStream::Plain(stream) if need.is_plain && !is_http2 => {
                 Ok(Conn::Plain(PlainConn::new(stream, count)))
             }
             stream if is_http2 => self.open_http2(HyperIo::new(stream, count, true)).await.map(|http2| {
-                self.pool.add_http2(server, &http2, settings);
+                if !need.is_alone {
+                    self.pool.add_http2(server, &http2, settings);
+                }
                 Conn::Http2(http2)
             }),
-            stream => open_http1(HyperIo::new(stream, count, false)).await.map(Conn::Http1),
+            stream => self.open_http1(HyperIo::new(stream, count, false)).await.map(Conn::Http1),
         };
         opened.map_err(|error| SendError::Connect(io::Error::other(error)))
     }
@@ -191,6 +220,10 @@ impl Transport {
     async fn open_http2(&self, io: HyperIo) -> hyper::Result<Http2Conn> {
         let (sender, connection) = http2::Builder::new(LocalExecutor)
             .timer(TokioTimer::new())
+            .initial_stream_window_size(STREAM_WINDOW)
+            .initial_connection_window_size(CONN_WINDOW)
+            .max_send_buf_size(SEND_BUFFER)
+            .max_header_list_size(u32::try_from(self.max_head).unwrap_or(u32::MAX))
             .keep_alive_interval(self.ping)
             .keep_alive_timeout(self.ping / 2)
             .keep_alive_while_idle(true)
@@ -198,19 +231,15 @@ impl Transport {
             .await?;
         Ok(Http2Conn::new(sender, connection))
     }
-}
 
-/// Whether the fast path may serve a request.
-pub(super) fn is_plain(server: &Server, request: &ForwardedRequest) -> bool {
-    server.protocol == ServerProtocol::Http1 && request.is_plain()
-}
-
-/// Opens an HTTP/1.1 connection with hyper. It runs in its own task although each request wakes that twice: parsing, sending
-/// and receiving then run for many requests in a row, while their code is in the CPU cache.
-pub(super) async fn open_http1(io: HyperIo) -> hyper::Result<Http1Conn> {
-    let handoff = io.handoff();
-    let (sender, connection) = http1::Builder::new().handshake(TokioIo::new(io)).await?;
-    // Errors are reported to the exchange that waits for the response.
-    tokio::task::spawn_local(connection.with_upgrades());
-    Ok(Http1Conn { sender, handoff })
+    /// Opens an HTTP/1.1 connection with hyper. It runs in its own task although each request wakes that twice: parsing,
+    /// sending and receiving then run for many requests in a row, while their code is in the CPU cache.
+    pub(super) async fn open_http1(&self, io: HyperIo) -> hyper::Result<Http1Conn> {
+        let handoff = io.handoff();
+        let mut builder = http1::Builder::new();
+        let (sender, connection) = builder.max_buf_size(self.max_head).handshake(TokioIo::new(io)).await?;
+        // Errors are reported to the exchange that waits for the response.
+        tokio::task::spawn_local(connection.with_upgrades());
+        Ok(Http1Conn { sender, handoff })
+    }
 }

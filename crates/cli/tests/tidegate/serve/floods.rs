@@ -7,7 +7,8 @@ use tidegate_testkit::client::{
     CONTINUATION, Connection, DATA, END_HEADERS, END_STREAM, FrameClient, GOAWAY, HEADERS, PING, PRIORITY,
     SETTINGS, UNKNOWN, WINDOW_UPDATE, frame, get_head, literal, post_head, read_head,
 };
-use tidegate_testkit::server::{echo, thread_per_connection};
+use tidegate_testkit::server::{HttpServer, echo, full, thread_per_connection};
+use tidegate_testkit::wait::eventually_blocking;
 
 use crate::program::serve;
 
@@ -252,4 +253,91 @@ fn unread_responses_use_bounded_memory() {
             }
         },
     );
+}
+
+/// A response without the end of its body.
+const UNREAD: usize = 2 << 20;
+
+fn unread_length(head: &str) -> usize {
+    if head.starts_with("GET /hello") { 2 } else { UNREAD }
+}
+
+/// The same as [`responding_upstream`] with chunks.
+fn chunked_upstream() -> String {
+    let address = thread_per_connection(move |mut stream| {
+        let mut read = BufReader::new(stream.try_clone()?);
+        loop {
+            let length = unread_length(&read_head(&mut read)?);
+            write!(stream, "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n{length:x}\r\n")?;
+            stream.write_all(&vec![b'a'; length])?;
+            write!(stream, "\r\n0\r\n\r\n")?;
+        }
+    });
+    format!("http://{address}")
+}
+
+/// The same over HTTP/2.
+fn http2_upstream() -> String {
+    static BODY: [u8; UNREAD] = [b'a'; UNREAD];
+    let (sender, url) = std::sync::mpsc::channel();
+    std::thread::spawn(move || {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(async {
+            let server = HttpServer::start(|request| async move {
+                let length = unread_length(&format!("GET {}", request.uri().path()));
+                http::Response::new(full(&BODY[..length]))
+            });
+            let server = server.await;
+            sender.send(server.h2c()).unwrap();
+            std::future::pending::<()>().await;
+        });
+    });
+    url.recv().unwrap()
+}
+
+/// Sends as many requests as a connection may have, with windows that admit all responses, and reads none.
+fn stall(address: &str) -> FrameClient {
+    let mut http2 = FrameClient::open(address);
+    let window = [&[0, 4][..], &i32::MAX.to_be_bytes()].concat();
+    http2.send(SETTINGS, 0, 0, &window).unwrap();
+    http2.send(WINDOW_UPDATE, 0, 0, &(i32::MAX - 65_535).to_be_bytes()).unwrap();
+    for stream in 0..128 {
+        http2.send(HEADERS, END_STREAM | END_HEADERS, 2 * stream + 1, &get_head()).unwrap();
+    }
+    http2
+}
+
+/// How much memory each connection uses whose client reads none of its responses, in KiB.
+fn stalled_kib(upstream: &str) -> u64 {
+    const CONNECTIONS: usize = 2;
+    let server = serve(&["--upstream", upstream, "--limit", "100000000/s"]);
+    let mut other = Connection::open(&server.address).unwrap();
+    for _ in 0..50 {
+        assert_eq!(other.get("").unwrap().status, 200);
+    }
+    let before = server.resident_kib();
+    let clients: Vec<_> = (0..CONNECTIONS).map(|_| stall(&server.address)).collect();
+    let (mut seen, mut quiet) = (0, 0);
+    eventually_blocking("nothing more is received", || {
+        let now = server.resident_kib();
+        quiet = if now.abs_diff(seen) < 64 { quiet + 1 } else { 0 };
+        seen = now;
+        quiet == 100
+    });
+    assert_eq!(other.get("").unwrap().status, 200, "the other client gets a response");
+    drop(clients);
+    seen.saturating_sub(before) / CONNECTIONS as u64
+}
+
+#[test]
+fn unread_responses_with_open_windows_use_bounded_memory() {
+    for (upstream, most) in [
+        (responding_upstream(unread_length), 12 << 10),
+        (chunked_upstream(), 20 << 10),
+        (http2_upstream(), 40 << 10),
+    ] {
+        let growth = stalled_kib(&upstream);
+        println!("{upstream}: {growth} KiB for each connection, at most {most}");
+        assert!(growth <= most, "{upstream}: {growth} KiB for each connection");
+    }
 }

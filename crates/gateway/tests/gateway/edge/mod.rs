@@ -16,6 +16,7 @@ mod probes;
 mod resource_limits;
 mod response_framing;
 mod retries;
+mod shared_connections;
 mod slow_clients;
 mod slow_readers;
 mod spellings;

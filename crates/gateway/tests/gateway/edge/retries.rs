@@ -117,7 +117,7 @@ impl FrameStream {
     }
 
     /// Reads until `count` frames of the kind `wanted` have arrived.
-    async fn read(&mut self, wanted: u8, mut count: usize) {
+    pub(crate) async fn read(&mut self, wanted: u8, mut count: usize) {
         while count > 0 {
             let mut head = [0; 9];
             self.0.read_exact(&mut head).await.expect("a frame");

@@ -67,7 +67,9 @@ async fn grpc_call_streams_messages_and_trailers_both_ways() {
     let upstream = HttpServer::start(echo_messages).await;
     let gateway = TestGateway::before(&[upstream.h2c()], LIMIT);
     let (mut sending, body) = Channel::new(1);
-    let mut response = soon(client(&gateway).await.send_request(call("/Greeter/Chat", body))).await.unwrap();
+    let mut request = call("/Greeter/Chat", body);
+    request.headers_mut().insert("trailer", HeaderValue::from_static("x-checksum"));
+    let mut response = soon(client(&gateway).await.send_request(request)).await.unwrap();
     assert_eq!(response.status(), 200);
     for text in ["one", "two", "three"] {
         sending.send_data(message(text)).await.unwrap();
