@@ -99,7 +99,6 @@ impl<'e, S: Store + 'static> Exchange<'e, S> {
                     let fallback = fallback.ok_or(ServeError::NoServer)?;
                     let AttemptContext { sticky_key, permits, at, .. } = context;
                     let permits = self.admit_fallback(fallback, permits, at).await?;
-                    let sticky_key = sticky_key.or_random();
                     let upstream = fallback;
                     let context = AttemptContext { upstream, sticky_key, permits, at, may_have_waited: true };
                     self.send_to(outbound, &context, refund).await
@@ -191,7 +190,7 @@ impl<'e, S: Store + 'static> Exchange<'e, S> {
     async fn attempt(
         &mut self,
         request: &mut ForwardedRequest,
-        AttemptContext { upstream, permits, .. }: &AttemptContext<'_>,
+        AttemptContext { upstream, permits, sticky_key, .. }: &AttemptContext<'_>,
         SelectedServer { index, server, breaker, slot }: SelectedServer<'_>,
         (bounds, bound): (&TimeBounds<'_>, AttemptBound),
     ) -> Result<Answer, AttemptFailure> {
@@ -236,7 +235,7 @@ impl<'e, S: Store + 'static> Exchange<'e, S> {
             let now = bounds.clock.read();
             let elapsed = TimeSpan::from_micros(now.nanos_since(started) / 1_000);
             if let Some(latency) = latency_sample(end, elapsed, bound.timeout.into()) {
-                shed.limit().record(latency, now.at);
+                shed.limit().record(sticky_key.client(), latency, now.at);
             }
         }
         let outcome = end.outcome();

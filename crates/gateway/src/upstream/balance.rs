@@ -3,7 +3,7 @@
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::atomic::Ordering;
 
-use tidegate_policy::Balance;
+use tidegate_policy::{Balance, FallbackPlan};
 
 use super::ejection::TrafficShare;
 use super::server::{Server, UpstreamGroup};
@@ -11,22 +11,26 @@ use super::server::{Server, UpstreamGroup};
 /// Points of each server on the ring. Removing a server moves only the clients of that server.
 const POINTS: u64 = 64;
 
-/// The position of a client on the hash ring of an upstream.
+/// A hash of a client: its position on the hash ring of an upstream.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct StickyKey(u64);
 
 impl StickyKey {
-    /// A position for an upstream that the key was not computed for.
-    pub(crate) fn or_random(self) -> Self {
-        if self.0 == 0 { Self(fastrand::u64(..)) } else { self }
+    /// The client, for the adaptive limit of the upstream.
+    pub(crate) fn client(self) -> u64 {
+        self.0
     }
 }
 
 impl UpstreamGroup {
-    /// The position of a client on the ring. `client` is called only for sticky balancing.
+    /// The position of a client on the ring. `client` is called only if sticky balancing or load shedding may need it, here or
+    /// in the upstream that replaces this one.
     pub(crate) fn sticky_key<C: Hash>(&self, client: impl FnOnce() -> C) -> StickyKey {
         let sticks = self.balance == Balance::Sticky && self.servers.len() > 1;
-        StickyKey(if sticks { hash(&client()) } else { 0 })
+        let resilience = &self.resilience;
+        let has_fallback = matches!(resilience.plan.fallback, Some(FallbackPlan::Upstream(_)));
+        let is_needed = sticks || has_fallback || resilience.shed.is_some();
+        StickyKey(if is_needed { hash(&client()) } else { 0 })
     }
 
     /// A server for the client with `key` that is not in `excluded`: one that is healthy and not ejected, if there is one. A
