@@ -46,7 +46,8 @@ impl AttemptFailure {
             return Self { result, end, cause, may_have_arrived: false, error: connect_error(source) };
         }
         if matches!(error, SendError::NotRepeatable) {
-            return Self::neutral(ServeError::BadUpstreamResponse);
+            let failure = Self::neutral(ServeError::BadUpstreamResponse);
+            return Self { may_have_arrived: false, ..failure };
         }
         let is_unsent = matches!(error, SendError::Connect(_) | SendError::Host | SendError::NoSlot);
         let failure = match exchange_error(error, upload) {

@@ -3,8 +3,9 @@
 use std::borrow::Cow;
 use std::sync::Arc;
 
-use http::header::{CONNECTION, CONTENT_TYPE, HeaderValue};
+use http::header::{CONNECTION, CONTENT_LENGTH, CONTENT_TYPE, HeaderValue};
 use http::{HeaderMap, Response, StatusCode, Version};
+use http_body::Body;
 use tidegate_headers::{
     BodyStyle, ErrorBody, GrpcPushback, RejectionReason, ReportedLimit, grpc_content_type, write_grpc_status,
     write_retry_after,
@@ -280,4 +281,12 @@ fn rescue_grpc(
     let mut response = Response::new(ResponseBody::empty());
     *response.headers_mut() = headers;
     response
+}
+
+/// Makes `response` one to HEAD: the same headers, the length included, and no body.
+pub(crate) fn omit_body(response: &mut Response<ResponseBody>) {
+    if let Some(length) = response.body().size_hint().exact() {
+        response.headers_mut().insert(CONTENT_LENGTH, length.into());
+    }
+    *response.body_mut() = ResponseBody::empty();
 }

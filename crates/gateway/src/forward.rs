@@ -272,7 +272,7 @@ impl<'e, S: Store + 'static> Exchange<'e, S> {
             let now = bounds.clock.read();
             let elapsed = TimeSpan::from_micros(now.nanos_since(started) / 1_000);
             if let Some(latency) = latency_sample(end, elapsed, bound.timeout.into()) {
-                shed.limit().record(latency, now.at);
+                shed.limit().record(context.caller.client.hash(), latency, now.at);
             }
         }
         self.may_have_arrived |= sent.as_ref().err().is_none_or(|failure| failure.may_have_arrived);

@@ -21,7 +21,7 @@ use std::rc::Rc;
 
 use http::header::CONTENT_TYPE;
 use http::request::Parts;
-use http::{HeaderMap, Response, Version};
+use http::{HeaderMap, Method, Response, Version};
 use http_body::Body;
 use hyper::body::Incoming;
 use tidegate_headers::{RateLimitHeaders, grpc_content_type, is_rejected_by_upstream};
@@ -30,7 +30,7 @@ use tidegate_store::Store;
 use tidegate_telemetry::{Log, RequestRecord};
 use tidegate_tower::deadline::Deadline;
 
-use crate::error::{ServeError, rescue};
+use crate::error::{ServeError, omit_body, rescue};
 use crate::forward::{AttemptContext, OutboundRequest, PendingUpgrade};
 use crate::http::access_log::summarize;
 use crate::http::header_flags::HeaderFlags;
@@ -72,9 +72,14 @@ pub(crate) async fn serve<S: Store + 'static>(
     request: &mut ReceivedRequest,
 ) -> Response<ResponseBody> {
     let snapshot = &worker.snapshot();
+    let is_head = request.parts.method == Method::HEAD;
     let mut exchange = Exchange::begin(worker, snapshot, conn_info, &mut request.parts);
     let served = exchange.run(request).await;
-    exchange.respond(served, &mut request.parts)
+    let mut response = exchange.respond(served, &mut request.parts);
+    if is_head && matches!(response.body(), ResponseBody::Own(Some(_))) {
+        omit_body(&mut response);
+    }
+    response
 }
 
 impl<'e, S: Store + 'static> Exchange<'e, S> {

@@ -2,7 +2,10 @@
 
 use std::sync::Arc;
 
-use tidegate_core::{Algorithm, Check, Cost, CounterKey, Decision, Limit, Refund, RuleId, Timestamp};
+use smallvec::SmallVec;
+use tidegate_core::{
+    Algorithm, Check, Cost, CounterKey, CounterState, Decision, Limit, Refund, RuleId, Timestamp,
+};
 use tidegate_store::{Store, StoreError};
 
 use crate::limiter::SharedStore;
@@ -32,6 +35,40 @@ impl<S: Store> SharedStore<S> {
         let is_bucket = matches!(limit.algorithm(), Algorithm::LeakyBucket | Algorithm::TokenBucket);
         Ok(after.empty_at < before.empty_at || !is_bucket && after.remaining > before.remaining)
     }
+
+    /// Refunds all charges of a request, or none of them if one of its leaky buckets would give nothing back: otherwise a
+    /// client could fill a bucket that others share, and have its own charge back.
+    async fn refund_request(&self, refunds: &[Refund<'_>], now: Timestamp) -> Result<(), StoreError> {
+        if self.can_refund_all(refunds, now).await? {
+            self.store.refund(refunds, now).await?;
+        }
+        Ok(())
+    }
+
+    /// Whether the request is the last to depart from each of its leaky buckets. Of several charges of one bucket the first
+    /// in the list is the latest. Like [`Self::refund_charge`], this is a best effort: another request can arrive before the
+    /// refund. A bucket with another limit than that of the charge may look as if one had.
+    async fn can_refund_all(&self, refunds: &[Refund<'_>], now: Timestamp) -> Result<bool, StoreError> {
+        if refunds.len() < 2 {
+            return Ok(true);
+        }
+        let mut latest = SmallVec::<[&Refund<'_>; 4]>::new();
+        for refund in refunds.iter().filter(|refund| refund.limit.algorithm() == Algorithm::LeakyBucket) {
+            if latest.iter().all(|other| other.key != refund.key) {
+                latest.push(refund);
+            }
+        }
+        if latest.is_empty() {
+            return Ok(true);
+        }
+        let peeks = latest.iter().map(|Refund { key, limit, .. }| Check::new(*key, limit).cost(Cost::ZERO));
+        let peeks: SmallVec<[_; 4]> = peeks.collect();
+        let decision = self.store.peek(&peeks, now).await?;
+        let mut buckets = latest.iter().zip(&decision.outcomes);
+        Ok(buckets.all(|(refund, outcome)| {
+            drained_by(refund).is_some_and(|drained| decision.at + outcome.reset_after <= drained)
+        }))
+    }
 }
 
 /// What the counter of the only check contains.
@@ -49,8 +86,18 @@ fn usage(decision: &Decision) -> CounterUsage {
     }
 }
 
+/// When a leaky bucket is empty from which nothing departs after this charge; `None` if the bucket never gives a departure
+/// back.
+fn drained_by(&Refund { limit, cost, charged, .. }: &Refund<'_>) -> Option<Timestamp> {
+    let mut alone = CounterState::default();
+    limit.charge(&mut alone, charged, cost);
+    let drained = charged + limit.evaluate(&alone, charged, Cost::ZERO).reset_after;
+    limit.refund(&mut alone, charged, charged, cost);
+    limit.is_fresh(&alone, charged).then_some(drained)
+}
+
 /// Refunds the charge of a request on drop: while the request is delayed, and if it is not served for a reason that is not
-/// the client's.
+/// the client's. Nothing is refunded if another request waits behind it in a leaky bucket.
 #[derive(Debug)]
 pub struct RefundGuard<S: Store + 'static> {
     shared: Arc<SharedStore<S>>,
@@ -114,7 +161,7 @@ impl<S: Store + 'static> Drop for RefundGuard<S> {
         runtime.spawn(async move {
             let refunds: Vec<_> = charges.iter().map(PendingCharge::as_refund).collect();
             // If the store fails, the charge stays: it rejects too much, never too little.
-            let _ = shared.store.refund(&refunds, shared.clock.now()).await;
+            let _ = shared.refund_request(&refunds, shared.clock.now()).await;
         });
     }
 }

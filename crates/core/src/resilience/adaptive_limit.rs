@@ -1,11 +1,12 @@
 //! A concurrency limit that follows the latency of a service.
 //!
-//! Latencies are averaged over short windows and compared with a *baseline*: the lowest average seen. It rises again, so that
-//! a service that has become slower for good is followed: soon if less than half of the limit is in use, because then the
-//! latency is that of the service alone; very slowly otherwise, because then it may be that of a queue. At the end of a window
+//! Latencies are averaged over short windows and compared with a *baseline*, the latency of the service alone. In each window
+//! it falls by an eighth of its distance to a lower latency. It rises again, so that a service that has become slower for
+//! good is followed: soon if less than half of the limit is in use, because then the latency is that of the service alone;
+//! very slowly otherwise, because then it may be that of a queue. At the end of a window
 //!
 //! ```text
-//! gradient = tolerance × baseline / average, between 1/2 and 1
+//! gradient = tolerance × baseline / latency, between 1/2 and 1
 //! target   = limit × gradient + headroom        headroom = √limit
 //! limit    = 4/5 × limit + 1/5 × target         between min and max
 //! ```
@@ -13,6 +14,13 @@
 //! While the service keeps up, the limit grows by its headroom; when latency rises beyond the tolerance, requests queue
 //! somewhere and the limit shrinks. It never shrinks in order to measure, and it grows only if at least half of it was
 //! used, since otherwise nothing was learned about it.
+//!
+//! One client must not change the limit of the others with requests that are cheaper or slower than theirs. So clients are in
+//! groups, and the latency of a window is the median of the averages of its groups. With an even number of groups the baseline
+//! falls to the higher median, and everything else uses the lower one. While there are several groups, a window needs at least
+//! two of them. What one group alone has caused ends with it: when another appears, the baseline rises to what is measured
+//! now, and the limit to its initial value. So however many requests of any latency one client sends, the limit of at least
+//! one other client whose latency stays within the tolerance does not shrink.
 
 use core::fmt;
 
@@ -139,8 +147,12 @@ pub struct AdaptiveLimit {
     peak: AtomicU64,
     /// The baseline in nanoseconds; 0 before the first window ends.
     baseline: AtomicU64,
-    /// The sum of latencies in microseconds, above their number in 20 bits.
-    samples: AtomicU64,
+    /// The samples of each group of clients: the sum of latencies in microseconds, above their number in 20 bits.
+    samples: [AtomicU64; GROUPS],
+    /// Who has caused the baseline: one group, by its number, or [`SEVERAL`].
+    measured_by: AtomicU64,
+    /// Until when a window needs several groups, in microseconds.
+    several_until: AtomicU64,
     /// The end of the window, in microseconds.
     window_end: AtomicU64,
     rejected: AtomicU64,
@@ -150,6 +162,16 @@ const THOUSAND: u64 = 1_000;
 const COUNT_BITS: u32 = 20;
 const COUNT_MAX: u64 = (1 << COUNT_BITS) - 1;
 const SUM_MAX: u64 = u64::MAX >> COUNT_BITS;
+const GROUP_BITS: u32 = 4;
+/// The groups of clients.
+const GROUPS: usize = 1 << GROUP_BITS;
+const GROUP_MASK: u64 = (1 << GROUP_BITS) - 1;
+/// Several groups have caused the baseline.
+const SEVERAL: u64 = u64::MAX;
+/// How many windows after one with several groups another one needs several: with windows of 100 ms, 10 s.
+const SEVERAL_WINDOWS: u64 = 100;
+/// In each window with a lower latency the baseline falls by this fraction of its distance to it.
+const FALL_STEPS: u64 = 8;
 /// In each window with little traffic the baseline rises by this fraction of its distance to the average.
 const QUIET_STEPS: u64 = 100;
 /// The same in each window with much traffic: with windows of 100 ms, two thirds of the distance in a quarter of an hour. The
@@ -172,7 +194,9 @@ impl AdaptiveLimit {
             in_flight: AtomicU64::new(0),
             peak: AtomicU64::new(0),
             baseline: AtomicU64::new(0),
-            samples: AtomicU64::new(0),
+            samples: core::array::from_fn(|_| AtomicU64::new(0)),
+            measured_by: AtomicU64::new(SEVERAL),
+            several_until: AtomicU64::new(0),
             window_end: AtomicU64::new(0),
             rejected: AtomicU64::new(0),
         })
@@ -219,11 +243,12 @@ impl AdaptiveLimit {
         self.in_flight.fetch_sub(1, Ordering::AcqRel);
     }
 
-    /// Records the latency of a request that ended at `now`.
-    pub fn record(&self, latency: TimeSpan, now: Timestamp) {
-        let count = self.add_sample(latency.as_micros());
+    /// Records the latency of a request of `client` that ended at `now`. `client` is a hash, or the same number for all if
+    /// clients are not known.
+    pub fn record(&self, client: u64, latency: TimeSpan, now: Timestamp) {
+        self.add_sample(client, latency.as_micros());
         let end = self.window_end.load(Ordering::Relaxed);
-        if now.as_micros() < end || count < AdaptiveConfig::MIN_SAMPLES {
+        if now.as_micros() < end || !self.has_enough_samples(now) {
             return;
         }
         let next_end = (now + self.config.window).as_micros();
@@ -231,58 +256,74 @@ impl AdaptiveLimit {
             self.window_end.compare_exchange(end, next_end, Ordering::AcqRel, Ordering::Relaxed).is_ok();
         // The first window has no start; it only sets the end.
         if is_last && end != 0 {
-            self.end_window();
+            self.end_window(now);
         }
     }
 
-    /// Returns the number of samples in this window.
-    fn add_sample(&self, micros: u64) -> u64 {
-        let mut word = self.samples.load(Ordering::Relaxed);
+    fn add_sample(&self, client: u64, micros: u64) {
+        let group = usize::try_from(client & GROUP_MASK).unwrap_or_default();
+        let Some(samples) = self.samples.get(group) else { return };
+        let mut word = samples.load(Ordering::Relaxed);
         loop {
             let (sum, count) = (word >> COUNT_BITS, word & COUNT_MAX);
             if count == COUNT_MAX {
-                return count;
+                return;
             }
             let (sum, count) = (sum.saturating_add(micros).min(SUM_MAX), count.saturating_add(1));
             let next = (sum << COUNT_BITS) | count;
-            match self.samples.compare_exchange_weak(word, next, Ordering::AcqRel, Ordering::Relaxed) {
-                Ok(_) => return count,
+            match samples.compare_exchange_weak(word, next, Ordering::AcqRel, Ordering::Relaxed) {
+                Ok(_) => return,
                 Err(actual) => word = actual,
             }
         }
     }
 
-    fn end_window(&self) {
-        let word = self.samples.swap(0, Ordering::AcqRel);
+    /// Whether a window that ends at `now` has as many calls and groups as it needs.
+    fn has_enough_samples(&self, now: Timestamp) -> bool {
+        let needs_several = now.as_micros() < self.several_until.load(Ordering::Relaxed);
+        let counts = self.samples.iter().map(|group| group.load(Ordering::Relaxed) & COUNT_MAX);
+        let (groups, calls) = counts.fold((0_u32, 0_u64), |(groups, calls), count| {
+            (groups.saturating_add(u32::from(count > 0)), calls.saturating_add(count))
+        });
+        calls >= AdaptiveConfig::MIN_SAMPLES && (groups > 1 || !needs_several)
+    }
+
+    fn end_window(&self, now: Timestamp) {
         let peak = self.peak.swap(self.in_flight(), Ordering::AcqRel);
-        let (sum, count) = (word >> COUNT_BITS, word & COUNT_MAX);
-        // In nanoseconds, so that services that take microseconds are measured too.
-        let Some(average) = sum.saturating_mul(THOUSAND).checked_div(count) else { return };
-        let average = average.max(1);
+        let Some(latency) = WindowLatency::take(&self.samples) else { return };
+        if latency.measured_by == SEVERAL {
+            let span = self.config.window.as_micros().saturating_mul(SEVERAL_WINDOWS);
+            self.several_until.store(now.as_micros().saturating_add(span), Ordering::Relaxed);
+        }
+        let is_other = self.measured_by.swap(latency.measured_by, Ordering::Relaxed) != latency.measured_by;
         let limit = self.limit.load(Ordering::Relaxed);
+        let initial = u64::from(self.config.initial).saturating_mul(THOUSAND);
+        let limit = if is_other { limit.max(initial) } else { limit };
         let is_busy = peak.saturating_mul(2 * THOUSAND) >= limit;
         let baseline = match self.baseline.load(Ordering::Relaxed) {
-            0 => average,
-            known if average < known => average,
+            0 => latency.high,
+            // Others have caused it.
+            known if is_other => known.max(latency.high),
+            known if latency.high < known => {
+                known.saturating_sub(known.saturating_sub(latency.high).div_ceil(FALL_STEPS))
+            }
             known => {
-                let distance = average.saturating_sub(known);
+                let distance = latency.low.saturating_sub(known);
                 known.saturating_add(if is_busy { distance / BUSY_STEPS } else { distance / QUIET_STEPS })
             }
         };
         self.baseline.store(baseline, Ordering::Relaxed);
-        let next = self.next_limit(limit, baseline, average);
+        let next = self.next_limit(limit, baseline, latency.low);
         // More than what is used was not tested.
-        if next <= limit || is_busy {
-            self.limit.store(next, Ordering::Relaxed);
-        }
+        self.limit.store(if is_busy { next } else { next.min(limit) }, Ordering::Relaxed);
     }
 
     /// The next limit, in thousandths.
-    fn next_limit(&self, limit: u64, baseline: u64, average: u64) -> u64 {
+    fn next_limit(&self, limit: u64, baseline: u64, latency: u64) -> u64 {
         let tolerated = u128::from(baseline).saturating_mul(u128::from(self.config.tolerance_percent));
         let gradient = tolerated
             .saturating_mul(10)
-            .checked_div(u128::from(average))
+            .checked_div(u128::from(latency))
             .map_or(THOUSAND, |gradient| u64::try_from(gradient).unwrap_or(u64::MAX))
             .clamp(THOUSAND / 2, THOUSAND);
         // √limit in thousandths: √(limit / 1000) × 1000.
@@ -291,6 +332,37 @@ impl AdaptiveLimit {
         let next = limit.saturating_mul(4).saturating_add(target) / 5;
         let bound = |value: u32| u64::from(value).saturating_mul(THOUSAND);
         next.clamp(bound(self.config.min), bound(self.config.max))
+    }
+}
+
+/// The latency of a window in nanoseconds, so that services that take microseconds are measured too.
+struct WindowLatency {
+    /// The lower median of the averages of groups.
+    low: u64,
+    /// The higher one; the same if the number of groups is odd.
+    high: u64,
+    /// The only group, by its number, or [`SEVERAL`].
+    measured_by: u64,
+}
+
+impl WindowLatency {
+    /// Ends a window. `None` if it has no samples.
+    fn take(samples: &[AtomicU64; GROUPS]) -> Option<Self> {
+        let mut averages = [u64::MAX; GROUPS];
+        let (mut groups, mut measured_by) = (0_usize, SEVERAL);
+        for (number, (group, average)) in (0..).zip(samples.iter().zip(&mut averages)) {
+            let word = group.swap(0, Ordering::AcqRel);
+            let (sum, count) = (word >> COUNT_BITS, word & COUNT_MAX);
+            if let Some(latency) = sum.saturating_mul(THOUSAND).checked_div(count) {
+                *average = latency.max(1);
+                groups = groups.saturating_add(1);
+                measured_by = if groups == 1 { number } else { SEVERAL };
+            }
+        }
+        averages.sort_unstable();
+        let low = *averages.get(groups.checked_sub(1)? / 2)?;
+        let high = *averages.get(groups / 2)?;
+        Some(Self { low, high, measured_by })
     }
 }
 
@@ -313,10 +385,10 @@ mod tests {
             now = now + TimeSpan::from_millis(200);
             for _ in 0..in_flight {
                 limit.release();
-                limit.record(latency, now);
+                limit.record(0, latency, now);
             }
             for _ in in_flight..AdaptiveConfig::MIN_SAMPLES {
-                limit.record(latency, now);
+                limit.record(0, latency, now);
             }
         }
         now
@@ -354,7 +426,7 @@ mod tests {
             now = now + TimeSpan::from_millis(20);
             assert!(limit.try_acquire(Criticality::Sheddable));
             limit.release();
-            limit.record(TimeSpan::from_millis(50), now);
+            limit.record(0, TimeSpan::from_millis(50), now);
         }
         let before = limit.limit();
         // As many requests as the limit admits, each as slow as without load.
@@ -363,10 +435,26 @@ mod tests {
             now = now + TimeSpan::from_millis(200);
             for _ in 0..in_flight {
                 limit.release();
-                limit.record(TimeSpan::from_millis(50), now);
+                limit.record(0, TimeSpan::from_millis(50), now);
             }
         }
         assert!(limit.limit() > before.max(200), "{before} {}", limit.limit());
+    }
+
+    #[test]
+    fn adaptive_limit_shrinks_in_an_overload_that_one_client_hides_with_cheap_requests() {
+        let limit = AdaptiveLimit::new(AdaptiveConfig::default()).unwrap();
+        let mut now = START;
+        for millis in [50; 50].into_iter().chain([500; 50]) {
+            now = now + TimeSpan::from_millis(200);
+            for client in 0..4 {
+                for _ in 0..20 {
+                    let latency = TimeSpan::from_millis(if client == 0 { 1 } else { millis });
+                    limit.record(client, latency, now);
+                }
+            }
+        }
+        assert_eq!(limit.limit(), u64::from(AdaptiveConfig::default().min));
     }
 
     #[test]
@@ -376,7 +464,7 @@ mod tests {
         run(&limit, 10_000, 100, START);
         assert_eq!(limit.limit(), 30);
         for n in 0..100_000_u64 {
-            limit.record(TimeSpan::from_secs(n), START + TimeSpan::from_secs(n + 100));
+            limit.record(0, TimeSpan::from_secs(n), START + TimeSpan::from_secs(n + 100));
         }
         assert!(limit.limit() >= 4);
     }
@@ -389,7 +477,7 @@ mod tests {
             assert!(limit.try_acquire(Criticality::Sheddable));
             limit.release();
             now = now + TimeSpan::from_millis(15);
-            limit.record(TimeSpan::from_millis(10), now);
+            limit.record(0, TimeSpan::from_millis(10), now);
         }
         assert_eq!(limit.limit(), 20);
         assert_eq!(limit.rejected(), 0);

@@ -1,12 +1,12 @@
-//! Laws of breaker, retry budget and backoff.
+//! Laws of breaker, retry budget, backoff and adaptive limit.
 
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use proptest::prelude::*;
 use tidegate_core::{
-    Backoff, Breaker, BreakerConfig, BreakerState, CallOutcome, CallTicket, CallTiming, Jitter, Ratio,
-    RetryBudget, TimeSpan, Timestamp,
+    AdaptiveConfig, AdaptiveLimit, Backoff, Breaker, BreakerConfig, BreakerState, CallOutcome, CallTicket,
+    CallTiming, Jitter, Ratio, RetryBudget, TimeSpan, Timestamp,
 };
 
 const START: Timestamp = Timestamp::from_secs(1_700_000_000);
@@ -325,4 +325,59 @@ fn breaker_with_many_threads_never_has_more_young_probes_than_configured() {
     assert_eq!(breaker.status(START).probes, 0);
     let most = most.load(Ordering::SeqCst);
     assert!((1..=PROBES as usize).contains(&most), "{most}");
+}
+
+/// What the clients of a service do for some time.
+#[derive(Clone, Copy, Debug)]
+struct Traffic {
+    millis: u64,
+    /// Requests of the one client in each 10 ms, and their latency.
+    of_one: (u64, TimeSpan),
+    are_others_active: bool,
+}
+
+fn traffic() -> impl Strategy<Value = Traffic> {
+    let latency = prop_oneof![1..5_000_u64, 40_000..60_000_u64, 100_000..20_000_000_u64];
+    (10..20_000_u64, 0..5_u64, latency, any::<bool>()).prop_map(
+        |(millis, count, micros, are_others_active)| Traffic {
+            millis,
+            of_one: (count, TimeSpan::from_micros(micros)),
+            are_others_active,
+        },
+    )
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+
+    /// Others are served in 45 to 55 ms. Whatever one client does, cheap or slow, alone or beside them, the limit that they
+    /// meet is not below its initial value, except until the first window after the one client was alone.
+    #[test]
+    fn one_client_never_shrinks_the_adaptive_limit_of_others(
+        others in 1..5_u64,
+        steps in prop::collection::vec(traffic(), 1..12),
+    ) {
+        let config = AdaptiveConfig::default();
+        let limit = AdaptiveLimit::new(config).unwrap();
+        let (mut now, mut count) = (START, 0_u64);
+        for Traffic { millis, of_one: (requests, latency), are_others_active } in steps {
+            // Each of the others sends 33 requests in a second. A window needs ten samples.
+            let settled = now + TimeSpan::from_millis(1_000);
+            for _ in 0..millis / 10 {
+                now = now + TimeSpan::from_millis(10);
+                for _ in 0..requests {
+                    limit.record(0, latency, now);
+                }
+                if are_others_active {
+                    count += 1;
+                    for other in (1..=others).filter(|other| (count + other) % 3 == 0) {
+                        let latency = TimeSpan::from_micros(45_000 + count * 7_919 % 10_000);
+                        limit.record(other, latency, now);
+                    }
+                    let is_settled = now >= settled;
+                    prop_assert!(!is_settled || limit.limit() >= u64::from(config.initial), "{}", limit.limit());
+                }
+            }
+        }
+    }
 }

@@ -27,6 +27,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::task::Poll;
 
+use super::request_framing::BodyLength;
+
 /// What the client sends next. Over HTTP/1.1 a head follows the body before it, so only the latest request can have an
 /// unread body.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -209,9 +211,13 @@ pub(crate) struct Activity {
     written: AtomicU64,
     /// Requests so far.
     requests: AtomicU32,
+    /// The length of the body that starts with the next byte; 0 for none, [`Self::CHUNKED`] for chunks.
+    body_length: AtomicU64,
 }
 
 impl Activity {
+    const CHUNKED: u64 = u64::MAX;
+
     fn state(&self) -> ConnState {
         ConnState::unpack(self.state.load(Ordering::Relaxed))
     }
@@ -227,6 +233,25 @@ impl Activity {
         self.update(|state| state.request_started(has_body));
         self.requests.store(self.requests().wrapping_add(1), Ordering::Relaxed);
         RequestGuard(Arc::clone(self))
+    }
+
+    /// hyper has parsed a head, and a body of this length follows it.
+    pub(super) fn body_follows(&self, length: BodyLength) {
+        let length = match length {
+            BodyLength::Known(length) => length,
+            BodyLength::Chunked => Self::CHUNKED,
+        };
+        self.body_length.store(length, Ordering::Relaxed);
+    }
+
+    /// The length of the body that starts with the next byte.
+    pub(super) fn take_body_length(&self) -> Option<BodyLength> {
+        let length = self.body_length.load(Ordering::Relaxed);
+        if length == 0 {
+            return None;
+        }
+        self.body_length.store(0, Ordering::Relaxed);
+        Some(if length == Self::CHUNKED { BodyLength::Chunked } else { BodyLength::Known(length) })
     }
 
     /// Bytes were received from the client.

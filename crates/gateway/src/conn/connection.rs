@@ -26,6 +26,7 @@ use tokio_util::task::task_tracker::TaskTrackerToken;
 
 use super::idle_watchdog::{IdleAction, WatchHandle};
 use super::io::{ClientSocket, TrackedIo};
+use super::request_framing::BodyLength;
 use super::response_streams::{InFlightBody, ResponseStreams, StreamExecutor};
 use super::send_queue::AddressPair;
 use super::unparsable;
@@ -139,13 +140,14 @@ async fn serve_http<S: Store + 'static>(
 ) {
     let watch = worker.watchdog.watch(&conn_info.activity, addresses);
     let conn_info = Rc::new(conn_info);
-    let mut stream = TrackedIo::new(stream, Arc::clone(&conn_info.activity));
+    let mut stream = TrackedIo::new(stream, Arc::clone(&conn_info.activity), worker.limits.body_bytes);
     if !wait_readable(&mut stream, &watch).await {
         return;
     }
     while stream.may_start_with(PREFACE) {
         if stream.ahead().starts_with(PREFACE) {
             let streams = watch.begin_http2(stream.ahead());
+            stream.end_http1();
             let http2 = http2(&worker.limits, &streams);
             let service = service(&worker, &conn_info, Some(streams));
             let mut connection = Box::pin(http2.serve_connection(TokioIo::new(stream), service));
@@ -172,14 +174,15 @@ async fn serve_http<S: Store + 'static>(
         let Some(parts) = connection.into_parts() else { return };
         stream = parts.io.into_inner();
         if outcome == DriveOutcome::Reject {
-            let mut response = Box::pin(unparsable::respond(worker, conn_info, stream));
+            // hyper has not used the bytes of the head that it cannot parse.
+            let is_head = parts.read_buf.trim_ascii_start().starts_with(b"HEAD ");
+            let mut response = Box::pin(unparsable::respond(worker, conn_info, stream, is_head));
             drive(&mut response, &watch, |_| {}).await;
             return;
         }
         // Bytes that were read with an earlier request are served now: the client may not send more.
-        let has_buffered = !parts.read_buf.is_empty();
-        stream.unread(parts.read_buf);
-        if !has_buffered && !wait_readable(&mut stream, &watch).await {
+        stream.put_back(parts.read_buf);
+        if stream.ahead().is_empty() && !wait_readable(&mut stream, &watch).await {
             return;
         }
     }
@@ -197,13 +200,20 @@ fn service<S: Store + 'static>(
     service_fn(move |request: Request<Incoming>| {
         let (worker, conn_info) = (Rc::clone(&worker), Rc::clone(&conn_info));
         let is_http1 = request.version() < Version::HTTP_2;
-        let in_flight = conn_info.activity.begin_request(!request.body().is_end_stream());
+        let has_body = !request.body().is_end_stream();
+        if has_body && is_http1 {
+            let length = request.body().size_hint().exact();
+            conn_info.activity.body_follows(length.map_or(BodyLength::Chunked, BodyLength::Known));
+        }
+        let in_flight = conn_info.activity.begin_request(has_body);
         let stream = streams.as_ref().map(ResponseStreams::begin);
         let (parts, body) = request.into_parts();
         let mut request = ReceivedRequest { parts, body: Some(body) };
         async move {
             let mut response = crate::service::serve(&worker, &conn_info, &mut request).await;
-            if is_http1 && worker.is_stopping() && response.status() != StatusCode::SWITCHING_PROTOCOLS {
+            if response.status() == StatusCode::SWITCHING_PROTOCOLS {
+                conn_info.activity.body_follows(BodyLength::ENDLESS);
+            } else if is_http1 && worker.is_stopping() {
                 response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
             }
             if stream.is_some() {

@@ -15,6 +15,7 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 use super::activity::Activity;
 use super::lingering_close::LingeringClose;
+use super::request_framing::{BodyLength, ChunkError, RequestFraming};
 use super::unparsable::BareResponse;
 
 /// Bytes that are read before hyper takes over; most heads fit.
@@ -73,14 +74,17 @@ impl<T: AsyncWrite + Unpin> AsyncWrite for ClientSocket<T> {
     }
 }
 
-/// A connection as HTTP sees it. It records what is read and written, withholds hyper's own error responses, and
-/// closes without losing the last response.
+/// A connection as HTTP sees it. It records what is read and written, checks chunked bodies, withholds hyper's own error
+/// responses, and closes without losing the last response.
 #[derive(Debug)]
 pub(crate) struct TrackedIo<T> {
     inner: T,
     activity: Arc<Activity>,
     /// Bytes that were read ahead; the next reads return them.
     unread: Bytes,
+    framing: RequestFraming,
+    /// The maximum size of a request body.
+    max_body: u64,
     /// The response that hyper wrote to a head that it cannot parse.
     withheld: Option<BareResponse>,
     /// Set once our side of the connection is closed and the client may still be sending.
@@ -88,16 +92,27 @@ pub(crate) struct TrackedIo<T> {
 }
 
 impl<T> TrackedIo<T> {
-    pub(crate) fn new(inner: T, activity: Arc<Activity>) -> Self {
-        Self { inner, activity, unread: Bytes::new(), withheld: None, linger: None }
+    pub(crate) fn new(inner: T, activity: Arc<Activity>, max_body: u64) -> Self {
+        let (unread, framing) = (Bytes::new(), RequestFraming::START);
+        Self { inner, activity, unread, framing, max_body, withheld: None, linger: None }
     }
 
-    /// Puts back bytes that were read with an earlier request. They start a head.
-    pub(super) fn unread(&mut self, bytes: Bytes) {
-        if !bytes.is_empty() {
+    /// Puts back bytes that hyper has read and not used. They start a head.
+    pub(super) fn put_back(&mut self, bytes: Bytes) {
+        self.framing = RequestFraming::START;
+        if self.unread.is_empty() {
+            self.unread = bytes;
+        } else if !bytes.is_empty() {
+            self.unread = Bytes::from([&bytes[..], &self.unread].concat());
+        }
+        if !self.unread.is_empty() {
             self.activity.head_was_buffered();
         }
-        self.unread = bytes;
+    }
+
+    /// From now on the client does not send HTTP/1.1.
+    pub(super) fn end_http1(&mut self) {
+        self.framing.begin_body(BodyLength::ENDLESS, self.max_body);
     }
 
     /// The bytes that were read ahead.
@@ -160,17 +175,28 @@ impl<T: AsyncRead + Unpin> TrackedIo<T> {
 impl<T: AsyncRead + Unpin> AsyncRead for TrackedIo<T> {
     fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         let this = self.get_mut();
+        if let Some(length) = this.activity.take_body_length() {
+            this.framing.begin_body(length, this.max_body);
+        }
         if !this.unread.is_empty() {
-            let length = this.unread.len().min(buf.remaining());
+            this.activity.head_was_buffered();
+            let most = this.unread.len().min(buf.remaining());
+            let length = this.framing.pass(&this.unread[..most]).map_err(invalid_chunks)?;
             buf.put_slice(&this.unread.split_to(length));
             return Poll::Ready(Ok(()));
         }
         let before = buf.filled().len();
-        let read = Pin::new(&mut this.inner).poll_read(cx, buf);
-        if buf.filled().len() > before {
+        ready!(Pin::new(&mut this.inner).poll_read(cx, buf))?;
+        let read = &buf.filled()[before..];
+        if !read.is_empty() {
             this.activity.bytes_received();
+            let length = this.framing.pass(read).map_err(invalid_chunks)?;
+            if length < read.len() {
+                this.unread = Bytes::copy_from_slice(&read[length..]);
+                buf.set_filled(before + length);
+            }
         }
-        read
+        Poll::Ready(Ok(()))
     }
 }
 
@@ -227,6 +253,10 @@ impl<T: AsyncRead + AsyncWrite + Unpin> AsyncWrite for TrackedIo<T> {
     }
 }
 
+fn invalid_chunks(error: ChunkError) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, error)
+}
+
 /// Writes `slices`, joined if they are small: a head and a short body then need one plain system call.
 pub(crate) fn poll_write_joined(
     stream: Pin<&mut impl AsyncWrite>,
@@ -260,7 +290,7 @@ mod tests {
     #[tokio::test]
     async fn tracked_io_hyper_error_before_rest_of_response_is_withheld_and_the_rest_written() {
         let (mut client, server) = duplex(1 << 10);
-        let mut stream = TrackedIo::new(server, Arc::new(Activity::default()));
+        let mut stream = TrackedIo::new(server, Arc::new(Activity::default()), 0);
         let slices = [IoSlice::new(BARE), IoSlice::new(b"the rest")];
         let written = poll_fn(|cx| Pin::new(&mut stream).poll_write_vectored(cx, &slices)).await.unwrap();
         assert_eq!(written, BARE.len(), "only the first slice is withheld");
@@ -276,7 +306,7 @@ mod tests {
     async fn tracked_io_service_response_that_looks_like_hyper_error_is_written() {
         let (mut client, server) = duplex(1 << 10);
         let activity = Arc::new(Activity::default());
-        let mut stream = TrackedIo::new(server, Arc::clone(&activity));
+        let mut stream = TrackedIo::new(server, Arc::clone(&activity), 0);
         drop(activity.begin_request(false));
         activity.response_was_returned();
         stream.write_all(BARE).await.unwrap();
@@ -290,10 +320,10 @@ mod tests {
     #[test]
     fn tracked_io_bytes_put_back_prevent_parking() {
         let activity = Arc::new(Activity::default());
-        let mut stream = TrackedIo::new((), Arc::clone(&activity));
-        stream.unread(Bytes::new());
+        let mut stream = TrackedIo::new((), Arc::clone(&activity), 0);
+        stream.put_back(Bytes::new());
         assert!(activity.is_between_requests());
-        stream.unread(Bytes::from_static(b"GET "));
+        stream.put_back(Bytes::from_static(b"GET "));
         assert!(!activity.is_between_requests());
     }
 }

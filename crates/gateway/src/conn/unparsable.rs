@@ -9,7 +9,7 @@ use tidegate_telemetry::RequestSummary;
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt};
 
 use super::io::TrackedIo;
-use crate::error::{ServeError, rescue};
+use crate::error::{ServeError, omit_body, rescue};
 use crate::http::hop_headers::ConnInfo;
 use crate::http::response_body::ResponseBody;
 use crate::worker::Worker;
@@ -46,11 +46,12 @@ impl BareResponse {
     }
 }
 
-/// Responds to a head that could not be parsed, and closes the connection.
+/// Responds to a head that could not be parsed, and closes the connection. `is_head` is whether its method is HEAD.
 pub(super) async fn respond<S: Store + 'static, T: AsyncRead + AsyncWrite + Unpin>(
     worker: Rc<Worker<S>>,
     conn_info: Rc<ConnInfo>,
     mut stream: TrackedIo<T>,
+    is_head: bool,
 ) {
     let Some(BareResponse { cause, date }) = stream.take_withheld() else { return };
     let response = {
@@ -61,6 +62,9 @@ pub(super) async fn respond<S: Store + 'static, T: AsyncRead + AsyncWrite + Unpi
         let length = http_body::Body::size_hint(response.body()).exact();
         record.set_response(response.status().as_u16(), length);
         response.headers_mut().insert(CONTENT_LENGTH, length.unwrap_or_default().into());
+        if is_head {
+            omit_body(&mut response);
+        }
         response.headers_mut().extend(date.map(|date| (DATE, date)));
         response
     };

@@ -5,6 +5,7 @@
 //! nothing of it was read, or from its beginning if everything that was read is recorded.
 
 use std::cell::RefCell;
+use std::io;
 use std::pin::Pin;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -16,7 +17,7 @@ use http_body::{Body, Frame, SizeHint};
 use hyper::body::Incoming;
 use tidegate_policy::UnderscoreHeaders;
 
-use crate::conn::{Activity, UnreadBody};
+use crate::conn::{Activity, ChunkError, UnreadBody};
 use crate::http::hop_headers;
 use crate::http::response_body::{BodyError, StallTimer};
 use crate::resource_limits::MinRate;
@@ -54,6 +55,17 @@ pub(crate) enum UploadFailure {
     Malformed,
     TooLarge,
     TooSlow,
+}
+
+impl UploadFailure {
+    /// Why hyper cannot read the body of a request.
+    fn of(error: &hyper::Error) -> Self {
+        let io = std::error::Error::source(error).and_then(|source| source.downcast_ref::<io::Error>());
+        match io.and_then(io::Error::get_ref).and_then(|source| source.downcast_ref()) {
+            Some(ChunkError::TooLarge) => Self::TooLarge,
+            Some(ChunkError::Malformed) | None => Self::Malformed,
+        }
+    }
 }
 
 /// The state of a body, shared by hyper and the sender of the request.
@@ -215,7 +227,7 @@ impl Upload {
         let mut frame = match frame {
             Some(Ok(frame)) => frame,
             Some(Err(error)) => {
-                let error = self.fail(UploadFailure::Malformed, error.into());
+                let error = self.fail(UploadFailure::of(&error), error.into());
                 return Poll::Ready(Some(Err(error)));
             }
             None => {

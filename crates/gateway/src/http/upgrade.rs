@@ -95,7 +95,7 @@ mod tests {
         let activity = Arc::new(Activity::default());
         let relay = tokio::spawn(async move {
             let near = ClientSocket::new(near, Arc::clone(&activity));
-            copy_until_idle(TrackedIo::new(near, Arc::clone(&activity)), far, &activity, IDLE, stopping)
+            copy_until_idle(TrackedIo::new(near, Arc::clone(&activity), 0), far, &activity, IDLE, stopping)
                 .await;
         });
         (client, server, stop, relay)

@@ -4,7 +4,7 @@ use http::header::{CONTENT_LENGTH, HOST, HeaderValue, TRANSFER_ENCODING};
 use http::request::Parts;
 use http::uri::PathAndQuery;
 use http::{Uri, Version};
-use tidegate_policy::{RequestError, check_method, host_header};
+use tidegate_policy::{RequestError, check_method, host_header, requested_host};
 
 use crate::error::ServeError;
 use crate::http::header_flags::HeaderFlags;
@@ -35,9 +35,12 @@ pub(crate) fn check_framing(
         }
     }
     if let Some(authority) = parts.uri.authority() {
-        // RFC 9112, section 3.2: HTTP/1.1 requires a Host for every form of the target.
-        if parts.version == Version::HTTP_11 && !headers.contains_key(HOST) {
-            return Err(bad_request(RequestError::NoHost));
+        // RFC 9112, section 3.2: HTTP/1.1 requires one valid Host for every form of the target.
+        match host_header(headers) {
+            Err(RequestError::NoHost) if parts.version != Version::HTTP_11 => {}
+            host => {
+                host.and_then(requested_host).map_err(bad_request)?;
+            }
         }
         // The authority of HTTP/2 or of an absolute URL overrides the Host header.
         let host = HeaderValue::from_str(authority.as_str()).map_err(|_| bad_request(RequestError::Host))?;

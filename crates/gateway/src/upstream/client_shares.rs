@@ -37,6 +37,13 @@ impl ClientId {
             IpAddr::V6(address) => (address.to_bits() >> 64) as u64,
         })
     }
+
+    /// A number whose bits depend on the whole address.
+    pub(crate) fn hash(self) -> u64 {
+        // The multiplier is the golden ratio, as in Fibonacci hashing: neighbours differ in the upper half, which is returned as
+        // the lower one.
+        self.0.wrapping_mul(0x9E37_79B9_7F4A_7C15).rotate_left(32)
+    }
 }
 
 /// Whose attempt it was, for its part in what its result counts.

@@ -71,7 +71,8 @@ impl LoadShedPermit {
     pub fn record(self) {
         let end = self.shared.clock.read();
         let latency = TimeSpan::from_micros(end.nanos_since(self.started) / 1_000);
-        self.shared.limit.record(latency, end.at);
+        // Callers are not known here, so all of them count as one.
+        self.shared.limit.record(0, latency, end.at);
     }
 }
 

@@ -117,9 +117,14 @@ async fn response_with_framing_that_cannot_be_forwarded_gives_502() {
         "HTTP/1.1 200 OK\r\nTransfer-Encoding: identity\r\nContent-Length: 5\r\n\r\nhello",
         "HTTP/1.1 200 OK\r\nTransfer-Encoding:\r\nContent-Length: 5\r\n\r\nhello",
         "HTTP/1.0 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n0\r\n\r\n",
+        "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nx\r\nhello\r\n0\r\n\r\n",
+        "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n\r\n",
+        "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n+5\r\nhello\r\n0\r\n\r\n",
+        "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\nhello\r\n0\r\n\r\n",
         "HTTP/1.1 200 OK\r\nContent-Length: 5\r\nContent-Length: 2\r\n\r\nhello",
         "HTTP/1.1 200 OK\r\nContent-Length: 5, 2\r\n\r\nhello",
         "HTTP/1.1 200 OK\r\nContent-Length: -5\r\n\r\nhello",
+        "HTTP/1.2 200 OK\r\nContent-Length: 5\r\n\r\nhello",
     ];
     for raw in responses {
         for method in [Method::GET, Method::POST] {
@@ -131,6 +136,15 @@ async fn response_with_framing_that_cannot_be_forwarded_gives_502() {
             assert_eq!(upstream.requests().len(), 3, "it is not sent again");
         }
     }
+}
+
+#[tokio::test]
+async fn error_response_to_head_has_no_body() {
+    let (_upstream, gateway) = upstream("HTTP/1.1 200 OK\r\nContent-Length: -5\r\n\r\n").await;
+    let http1 = over_http1(&gateway, &Method::HEAD).await;
+    assert_eq!(http1.0, 502);
+    assert!(http1.1.is_some(), "the length of the response to GET");
+    assert_eq!(over_http2(&gateway, &Method::HEAD).await, http1);
 }
 
 #[tokio::test]

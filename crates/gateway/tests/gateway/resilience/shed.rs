@@ -98,6 +98,38 @@ async fn quick_client_errors_do_not_make_the_usual_latency_look_high() {
 }
 
 #[tokio::test]
+async fn burst_of_cheap_requests_of_one_client_does_not_shrink_the_limit_of_others() {
+    let clock = manual_clock();
+    let passing = Arc::clone(&clock);
+    let server = RecordingServer::replying(move |request| {
+        let (micros, reply) = match request.target.as_str() {
+            "/cheap" => (100, Reply::Keep(status("304 Not Modified", ""))),
+            _ => (50_000, ok("ok")),
+        };
+        passing.advance(TimeSpan::from_micros(micros));
+        reply
+    })
+    .await;
+    let proxies = "clients: { ip: { trusted_proxies: [127.0.0.0/8] } }\n";
+    let text = policy(&[server.url()], "shed: adaptive", &format!("{proxies}{LIMIT}"));
+    let gateway = TestGateway::start_at(Arc::clone(&clock) as Arc<dyn Clock>, &text);
+    let send = async |path: &str, client: u32, expected: u16| {
+        let from = format!("X-Forwarded-For: 198.51.100.{client}");
+        let request = format!("GET {path} HTTP/1.1\r\nHost: a\r\n{from}\r\n\r\n");
+        assert_eq!(gateway.send_raw(&request).await.status, expected);
+    };
+    for turn in 0..200 {
+        send("/", turn % 5, 200).await;
+        if turn == 60 {
+            for _ in 0..30 {
+                send("/cheap", 9, 304).await;
+            }
+        }
+        assert_eq!(shed_limit(&gateway), 20, "after {turn}");
+    }
+}
+
+#[tokio::test]
 async fn time_that_clients_take_to_send_their_bodies_does_not_count_as_latency() {
     let clock = manual_clock();
     let (_server, gateway) = timed(&clock).await;

@@ -53,6 +53,22 @@ async fn unparsable_head_gets_the_configured_error_body() {
 }
 
 #[tokio::test]
+async fn unparsable_head_of_a_head_request_gets_a_response_without_body() {
+    let upstream = RecordingServer::start().await;
+    let gateway = TestGateway::with_limit(&[&upstream], 100, bounds());
+    let (good, bad) =
+        ("HEAD /a HTTP/1.1\r\nHost: a\r\n\r\n", "HEAD /a HTTP/1.1\r\nHost: a\r\nBad Header: 1\r\n\r\n");
+    for bytes in [bad.to_owned(), format!("\r\n{bad}"), format!("{good}{bad}")] {
+        let mut client = gateway.client().await;
+        client.send(bytes.as_bytes()).await;
+        let responses = String::from_utf8(client.rest().await).expect("text");
+        let last = &responses[responses.rfind("HTTP/1.1 400").expect("a response")..];
+        assert!(last.ends_with("\r\n\r\n"), "{last}");
+        assert!(last.contains("content-length: "), "{last}");
+    }
+}
+
+#[tokio::test]
 async fn unparsable_head_is_counted_as_4xx() {
     let upstream = RecordingServer::start().await;
     let gateway = TestGateway::with_limit(&[&upstream], 100, bounds());

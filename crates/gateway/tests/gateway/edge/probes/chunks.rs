@@ -43,6 +43,27 @@ const INVALID: &[Row<'_>] = &[
     ("trailer with a space in its name", b"3\r\nabc\r\n0\r\nX Y: a\r\n\r\n", Aborted(400)),
     ("trailer with a NUL", b"3\r\nabc\r\n0\r\nX: \0\r\n\r\n", Aborted(400)),
     ("trailer without a colon", b"3\r\nabc\r\n0\r\nX\r\n\r\n", Aborted(400)),
+    ("space after a size", b"3 \r\nabc\r\n0\r\n\r\n", Aborted(400)),
+    ("tab after the last size", b"3\r\nabc\r\n0\t\r\n\r\n", Aborted(400)),
+    ("NUL in an extension", b"3;a\0\r\nabc\r\n0\r\n\r\n", Aborted(400)),
+    ("escape in an extension", b"3;a=\"\x1b\"\r\nabc\r\n0\r\n\r\n", Aborted(400)),
+    ("DEL in the last extension", b"3\r\nabc\r\n0;\x7f\r\n\r\n", Aborted(400)),
+    ("bare LF for the end", b"3\r\nabc\r\n0\r\n\n", Aborted(400)),
+    (
+        "request behind a bare LF for the end",
+        b"0\r\n\nPOST /x HTTP/1.1\r\nHost: a\r\nContent-Length: 32\r\n\r\nGET /inner HTTP/1.1\r\nHost: a\r\n\r\n",
+        Aborted(400),
+    ),
+    ("bare LF after a trailer", b"3\r\nabc\r\n0\r\nX: a\n\r\n", Aborted(400)),
+    ("two bare LFs after a trailer", b"0\r\nX: a\n\nY: b\r\n\r\n", Aborted(400)),
+    ("bare LF for the end after a trailer", b"0\r\nX: a\r\n\n", Aborted(400)),
+    ("bare CR in a trailer", b"0\r\nX: a\rb\r\n\r\n", Aborted(400)),
+    ("bare CR for the end", b"0\r\n\rX: a\r\n\r\n", Aborted(400)),
+    ("folded trailer", b"0\r\nX: a\r\n b\r\n\r\n", Aborted(400)),
+    ("trailer with an escape", b"0\r\nX: \x1b\r\n\r\n", Aborted(400)),
+    ("largest size of 64 bits", b"ffffffffffffffff\r\nabc", Aborted(413)),
+    ("size of 2^63", b"8000000000000000\r\nabc", Aborted(413)),
+    ("size beyond the limit of a body", b"3\r\nabc\r\n200000000\r\nabc", Aborted(413)),
     ("request for a size", b"3\r\nabc\r\nGET /smuggled HTTP/1.1\r\nHost: a\r\n\r\n", Aborted(400)),
 ];
 
@@ -53,7 +74,7 @@ const CUT: &[Row<'_>] = &[
     ("half a chunk", b"3\r\na", Aborted(400)),
     ("half a size", b"3", Aborted(400)),
     ("nothing", b"", Aborted(400)),
-    ("huge size", b"7fffffffffffffff\r\nabc", Aborted(400)),
+    ("huge size", b"7fffffffffffffff\r\nabc", Aborted(413)),
 ];
 
 pub(super) fn probes() -> Vec<Probe> {

@@ -34,6 +34,14 @@ const HOSTS: &[Row<'_>] = &[
 
 pub(super) fn probes() -> Vec<Probe> {
     let mut probes = table("host", b"GET /a HTTP/1.1\r\n", HOSTS, b"\r\n");
+    probes.extend(table("host beside a target", b"GET http://a/a HTTP/1.1\r\n", HOSTS, b"\r\n"));
+    let old_target = b"GET http://b/a HTTP/1.0\r\n\r\n";
+    let old_target_two = b"GET http://b/a HTTP/1.0\r\nHost: a\r\nHost: b\r\n\r\n";
+    let old_target_empty = b"GET http://b/a HTTP/1.0\r\nHost:\r\n\r\n";
+    let old = ForwardedThenClosed(&["/a"]);
+    probes.push(Probe::new("host", "only in the target of HTTP/1.0", old_target, old));
+    probes.push(Probe::new("host", "two beside the target of HTTP/1.0", old_target_two, Rejected(400)));
+    probes.push(Probe::new("host", "empty beside the target of HTTP/1.0", old_target_empty, Rejected(400)));
     let other = b"GET http://b/a HTTP/1.1\r\nHost: a\r\n\r\n";
     let none = b"GET http://b/a HTTP/1.1\r\n\r\n";
     let old = b"GET /a HTTP/1.0\r\n\r\n";
