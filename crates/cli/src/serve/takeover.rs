@@ -25,6 +25,7 @@ use tidegate_listener::Listener;
 use tokio::sync::mpsc;
 
 use super::admin::AdminBackend;
+use super::owner::is_trusted_peer;
 
 /// The kernel passes at most 253 descriptors in one message.
 const MAX_SOCKETS: usize = 250;
@@ -53,6 +54,13 @@ impl Predecessor {
             }
             Err(error) => return Err(describe_error(&error, path)),
         };
+        if !is_trusted_peer(&stream)? {
+            bail!(
+                "--takeover {}: the process that listens there runs as another user, so its sockets are not used; choose a \
+                 path in a folder that only this user can write to",
+                path.display()
+            );
+        }
         stream.set_read_timeout(Some(HANDOVER_TIMEOUT))?;
         let mut greeting = [0; GREETING.len()];
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_SOCKETS))];
@@ -146,6 +154,11 @@ pub(crate) fn listen_for_successor(
     let (taken_over, receiver) = mpsc::unbounded_channel();
     std::thread::Builder::new().name("takeover".to_owned()).spawn(move || {
         for stream in listener.incoming().map_while(Result::ok) {
+            // Another user can connect before the permissions of the socket are set.
+            if !is_trusted_peer(&stream).unwrap_or(false) {
+                tracing::warn!(event = "takeover_refused", "a process of another user tried to take over");
+                continue;
+            }
             // An error means that the file is already released.
             let _ = runtime.block_on(admin_state.release());
             if hand_over(&stream, &sockets).is_ok() {

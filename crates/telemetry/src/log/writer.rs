@@ -2,6 +2,7 @@
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, BufWriter, Write};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, TryRecvError};
@@ -27,7 +28,13 @@ impl Destination {
         Ok(match self {
             Self::Stderr => Output::Stderr,
             Self::Stdout => Output::Stdout,
-            Self::File(path) => Output::File(OpenOptions::new().create(true).append(true).open(path)?),
+            // Requests name clients, so only the owner and the group of a new file can read it. Without `O_NONBLOCK`, opening a
+            // FIFO would wait for a reader.
+            Self::File(path) => {
+                let mut options = OpenOptions::new();
+                options.create(true).append(true).mode(0o640).custom_flags(libc::O_NONBLOCK);
+                Output::File(options.open(path)?)
+            }
         })
     }
 }
