@@ -30,9 +30,15 @@ const TOOLS: [Tool; 10] = [
 ];
 
 /// The web frameworks that are tested behind the gateway and the clients of the decision service, with fixed versions so that results are repeatable.
-const NODE_PACKAGES: [&str; 3] = ["express@5.2.1", "ioredis@5.8.2", "redis@5.10.0"];
-const PYTHON_PACKAGES: [&str; 5] =
-    ["fastapi==0.128.0", "uvicorn==0.40.0", "flask==3.1.2", "gunicorn==23.0.0", "redis==7.1.0"];
+const NODE_PACKAGES: [&str; 4] = ["express@5.2.1", "ioredis@5.8.2", "jsonwebtoken@9.0.3", "redis@5.10.0"];
+const PYTHON_PACKAGES: [&str; 6] = [
+    "fastapi==0.128.0",
+    "uvicorn==0.40.0",
+    "flask==3.1.2",
+    "gunicorn==23.0.0",
+    "pyjwt==2.10.1",
+    "redis==7.1.0",
+];
 
 /// Installs packages with apt. On other systems, fails with the names of what is missing.
 fn install(missing: &[&str]) -> anyhow::Result<()> {
