@@ -31,9 +31,15 @@ const TOOLS: [Tool; 10] = [
 
 /// The web frameworks that are tested behind the gateway and the clients of the decision service, with fixed versions so that
 /// results are repeatable. The versions are the newest ones: those are what users install.
-const NODE_PACKAGES: [&str; 3] = ["express@5.2.1", "ioredis@6.0.0", "redis@6.3.1"];
-const PYTHON_PACKAGES: [&str; 5] =
-    ["fastapi==0.128.0", "uvicorn==0.40.0", "flask==3.1.2", "gunicorn==23.0.0", "redis==8.1.0"];
+const NODE_PACKAGES: [&str; 4] = ["express@5.2.1", "ioredis@6.0.0", "jsonwebtoken@9.0.3", "redis@6.3.1"];
+const PYTHON_PACKAGES: [&str; 6] = [
+    "fastapi==0.128.0",
+    "uvicorn==0.40.0",
+    "flask==3.1.2",
+    "gunicorn==23.0.0",
+    "pyjwt==2.10.1",
+    "redis==8.1.0",
+];
 
 /// Installs packages with apt. On other systems, fails with the names of what is missing.
 fn install(missing: &[&str]) -> anyhow::Result<()> {

@@ -3,7 +3,7 @@
 use std::borrow::Cow;
 use std::sync::Arc;
 
-use http::header::{CONNECTION, CONTENT_LENGTH, CONTENT_TYPE, HeaderValue};
+use http::header::{CONNECTION, CONTENT_LENGTH, CONTENT_TYPE, HeaderValue, WWW_AUTHENTICATE};
 use http::{HeaderMap, Response, StatusCode, Version};
 use http_body::Body;
 use tidegate_headers::{
@@ -24,7 +24,7 @@ pub(crate) enum ServeError {
     Path(PathError),
     /// The framing or the host is invalid or ambiguous.
     Framing(&'static str),
-    /// The headers identify more than one client.
+    /// The headers identify more than one client, or a token or an API key is not valid.
     Headers(HeaderError),
     /// hyper cannot parse the head.
     BadHead,
@@ -97,6 +97,7 @@ impl FixedResponse {
 impl ServeError {
     pub(crate) fn status(&self) -> StatusCode {
         match self {
+            Self::Headers(error) if error.challenge().is_some() => StatusCode::UNAUTHORIZED,
             Self::Path(_) | Self::Framing(_) | Self::Headers(_) | Self::BadHead | Self::BadBody => {
                 StatusCode::BAD_REQUEST
             }
@@ -126,6 +127,9 @@ impl ServeError {
             Self::Path(error) => return ("bad_path", format!("Invalid path: {error}.").into()),
             Self::Framing(what) => {
                 return ("bad_request", format!("Invalid request: {what}.").into());
+            }
+            Self::Headers(error) if error.challenge().is_some() => {
+                return ("unauthorized", format!("Unauthorized: {error}.").into());
             }
             Self::Headers(error) => {
                 return ("bad_request", format!("Invalid request: {error}.").into());
@@ -251,6 +255,11 @@ pub(crate) fn rescue(
     headers.insert(CONTENT_TYPE, HeaderValue::from_static(content_type));
     if let GrpcPushback::Seconds(seconds) = cause.pushback() {
         write_retry_after(&mut headers, seconds);
+    }
+    if let ServeError::Headers(error) = &cause
+        && let Some(challenge) = error.challenge()
+    {
+        headers.insert(WWW_AUTHENTICATE, HeaderValue::from_static(challenge));
     }
     if cause.closes_connection() {
         headers.insert(CONNECTION, HeaderValue::from_static("close"));

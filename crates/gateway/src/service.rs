@@ -166,6 +166,9 @@ impl<'e, S: Store + 'static> Exchange<'e, S> {
         if is_trusted {
             addresses.check(headers, self.conn_info.peer).map_err(ServeError::Headers)?;
         }
+        let (policy, clock) = (&self.snapshot.policy, self.worker.limiter.clock());
+        let checked = policy.matcher.apply_credentials(headers, policy.directory.as_deref(), || clock.now());
+        checked.map_err(ServeError::Headers)?;
         Ok(is_trusted)
     }
 

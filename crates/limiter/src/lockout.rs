@@ -25,7 +25,7 @@ pub(crate) fn record_violations(
 ) -> LockOuts {
     let judged = matched.check_results(decision).enumerate().filter(|(_, judged)| judged.rejects());
     let violated = judged.filter_map(|(index, judged)| {
-        let penalty = matched.penalty(index)?;
+        let penalty = matched.caused_penalty(index)?;
         Some((index, penalties.record_violation(judged.check.key, penalty, now)?))
     });
     violated.collect()

@@ -326,7 +326,8 @@ fn resilience_settings(plan: &Plan, other: &Plan, set: &mut dyn FnMut(&str, Stri
 
 fn client_settings(clients: &Clients, set: &mut dyn FnMut(&str, String)) {
     let Clients { identify_by, api_key_header, accepts_unverified_keys, user, tenant, .. } = clients;
-    let Clients { trusted_proxies, ipv6_prefix, fingerprint_headers, cookie, tiers, exempt, .. } = clients;
+    let Clients { trusted_proxies, ipv6_prefix, fingerprint_headers, cookie, on_invalid, .. } = clients;
+    let Clients { tiers, exempt, .. } = clients;
     set("clients.identify_by", identify_by.iter().map(|one| one.name()).collect::<Vec<_>>().join(", "));
     set("clients.api_key.header", api_key_header.clone());
     let verify = if *accepts_unverified_keys { "none" } else { "keys_file" };
@@ -337,6 +338,7 @@ fn client_settings(clients: &Clients, set: &mut dyn FnMut(&str, String)) {
     set("clients.ip.ipv6_prefix", ipv6_prefix.to_string());
     set("clients.fingerprint.headers", fingerprint_headers.join(", "));
     set("clients.cookie.name", cookie.clone().unwrap_or_default());
+    set("clients.on_invalid", on_invalid.name().to_owned());
     set("clients.tiers.file", tiers.file.clone().unwrap_or_default());
     set("clients.exempt.networks", describe_networks(&exempt.networks));
     if !exempt.api_keys.is_empty() {

@@ -13,6 +13,7 @@ use smallvec::SmallVec;
 use tidegate_policy::{
     ActivePolicy, Facts, HeaderError, PathError, RequestError, check_method, is_proxy_header, requested_host,
 };
+use tidegate_store::Clock;
 
 /// A request before it is checked for ambiguities.
 pub(crate) struct DescribedRequest<'r> {
@@ -48,15 +49,16 @@ pub(crate) enum DescribedRequestError {
     /// The path is ambiguous.
     #[error(transparent)]
     Path(#[from] PathError),
-    /// The headers are ambiguous.
+    /// The headers are ambiguous, or a token or an API key is not valid.
     #[error(transparent)]
     Headers(#[from] HeaderError),
 }
 
 impl NormalRequest {
-    /// Normalises a request; an error if it has two meanings.
+    /// Normalises a request; an error if it has two meanings, or a token or an API key that the policy rejects.
     pub(crate) fn new(
         policy: &ActivePolicy,
+        clock: &dyn Clock,
         request: DescribedRequest<'_>,
     ) -> Result<Self, DescribedRequestError> {
         let DescribedRequest { method, host, target, mut headers, peer } = request;
@@ -86,6 +88,7 @@ impl NormalRequest {
         } else {
             remove_proxy_headers(&mut headers);
         }
+        policy.matcher.check_credentials(&headers, policy.directory.as_deref(), || clock.now())?;
         Ok(Self { method, host, path, headers, peer })
     }
 

@@ -95,13 +95,23 @@ pub(crate) fn policy_rejection_response<B: From<Vec<u8>>>(
             message = format!("Invalid path: {error}.");
             (StatusCode::BAD_REQUEST, "bad_path", &*message)
         }
+        PolicyRejection::Headers(headers) if headers.challenge().is_some() => {
+            message = format!("Unauthorized: {error}.");
+            (StatusCode::UNAUTHORIZED, "unauthorized", &*message)
+        }
         PolicyRejection::Request(_) | PolicyRejection::Headers(_) => {
             message = format!("Invalid request: {error}.");
             (StatusCode::BAD_REQUEST, "bad_request", &*message)
         }
     };
     let retry_after = (status == StatusCode::SERVICE_UNAVAILABLE).then_some(SOON);
-    respond(&ErrorBody { retry_after, ..ErrorBody::new(status, code, text) }, style)
+    let mut response = respond(&ErrorBody { retry_after, ..ErrorBody::new(status, code, text) }, style);
+    if let PolicyRejection::Headers(headers) = error
+        && let Some(challenge) = headers.challenge()
+    {
+        response.headers_mut().insert(http::header::WWW_AUTHENTICATE, HeaderValue::from_static(challenge));
+    }
+    response
 }
 
 pub(crate) fn describe(error: &BoxError) -> ErrorBody<'static> {

@@ -1,4 +1,5 @@
 # A FastAPI app with default settings that reports what it sees of a request.
+import tokens
 from fastapi import FastAPI, Request
 
 app = FastAPI()
@@ -32,3 +33,9 @@ async def identity(request: Request):
     # All values: `get` would report only the first.
     key, user = (", ".join(request.headers.getlist(name)) for name in ("x-api-key", "x-user-id"))
     return {"key": key or None, "user": user or None}
+
+
+@app.get("/token")
+async def token(request: Request):
+    users = tokens.users(request.headers.get("Authorization", ""))
+    return {"users": users, "session": request.cookies.get("session")}

@@ -1,4 +1,5 @@
 # A Flask app with default settings that reports what it sees of a request.
+import tokens
 from flask import Flask, request
 
 app = Flask(__name__)
@@ -30,3 +31,9 @@ def item(item):
 @app.get("/identity")
 def identity():
     return {"key": request.headers.get("X-API-Key"), "user": request.headers.get("X-User-Id")}
+
+
+@app.get("/token")
+def token():
+    users = tokens.users(request.headers.get("Authorization", ""))
+    return {"users": users, "session": request.cookies.get("session")}

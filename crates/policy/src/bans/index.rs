@@ -80,7 +80,7 @@ impl Bans {
                     ClientKind::Cookie => {
                         return identity
                             .cookies()
-                            .find_map(|value| self.find_identity(*kind, clients, value, now));
+                            .find_map(|value| self.find_identity(*kind, clients, &value, now));
                     }
                     ClientKind::Fingerprint => {
                         fingerprint = identity.fingerprint();

@@ -6,10 +6,12 @@ use crate::compile::{CompileContext, files, network, scalar};
 use crate::directory;
 use crate::identity::{ClientKind, KeysError, Verifier};
 use crate::language::{
-    API_KEY, COOKIE, EXEMPT, FINGERPRINT, IDENTITIES, IP, JWT, KEY_VERIFICATIONS, Mapping, TENANT, TIERS,
-    USER,
+    API_KEY, COOKIE, EXEMPT, FINGERPRINT, IDENTITIES, IP, JWT, KEY_VERIFICATIONS, Mapping, ON_INVALID,
+    TENANT, TIERS, USER,
 };
-use crate::plan::{ClaimName, Clients, ExemptClients, NameSource, Secret, TierSource, TokenKey, TokenPlan};
+use crate::plan::{
+    ClaimName, Clients, ExemptClients, NameSource, OnInvalid, Secret, TierSource, TokenKey, TokenPlan,
+};
 use crate::raw::{Fields, Finding, NodeRef, YamlNode, nearest};
 use crate::render::quote;
 
@@ -30,6 +32,7 @@ impl Default for Clients {
                 .map(str::to_owned)
                 .to_vec(),
             cookie: None,
+            on_invalid: OnInvalid::default(),
             tiers: TierSource::default(),
             exempt: ExemptClients::default(),
         }
@@ -95,6 +98,12 @@ pub(super) fn clients<'s>(
     }
     if let Some(fields) = section(fields, "exempt", &EXEMPT, context) {
         clients.exempt = exempt(&fields, context);
+    }
+    if let Some(node) = fields.get("on_invalid") {
+        context.targets.chooses_on_invalid = true;
+        let chosen =
+            scalar::choice(node, "`on_invalid` value", ON_INVALID, &OnInvalid::ALL, &mut context.report);
+        clients.on_invalid = chosen.unwrap_or_default();
     }
     if let Some(node) = fields.get("identify_by") {
         clients.identify_by = identify_by(node, &clients, context);
@@ -199,7 +208,10 @@ fn name_source<'s>(
             context.targets.proxied.push(NodeRef::from(node));
             header.map(NameSource::Header)
         }
-        (None, Some(_)) => token.map(NameSource::Token),
+        (None, Some(node)) => {
+            context.targets.token.get_or_insert(NodeRef::from(node));
+            token.map(NameSource::Token)
+        }
         (None, None) => {
             let finding = Finding::error(node, format!("`{key}` has neither `header` nor `jwt`"));
             let example = mapping.key("header").map_or("X-User-Id", |key| key.example);

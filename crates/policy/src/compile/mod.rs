@@ -204,6 +204,10 @@ pub(crate) struct WarningTargets {
     pub(crate) verify: NodeRef,
     /// The headers of `clients.user` and `clients.tenant`.
     pub(crate) proxied: Vec<NodeRef>,
+    /// The first `jwt` of `clients.user` and `clients.tenant`.
+    pub(crate) token: Option<NodeRef>,
+    /// The policy sets `clients.on_invalid`.
+    pub(crate) chooses_on_invalid: bool,
     pub(crate) trusted_proxies: Vec<NodeRef>,
     pub(crate) exempt_networks: Vec<NodeRef>,
     pub(crate) bans: NodeRef,

@@ -179,6 +179,9 @@ impl DirectoryBuilder {
         if key.is_empty() {
             return Err(LineError::NoKey);
         }
+        if !key.is_ascii() {
+            return Err(LineError::NotAscii);
+        }
         let tier = self.tier(tier).ok_or_else(|| self.unknown(tier, key))?;
         let tenant = match record.get(2) {
             None | Some(b"") => NO_TENANT,

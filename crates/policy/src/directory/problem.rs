@@ -75,6 +75,9 @@ pub enum LineError {
     /// The key is empty.
     #[error("the key is empty; write `key,tier` or `key,tier,tenant`")]
     NoKey,
+    /// The key is not ASCII. Requests with such a key are rejected, as servers read it differently.
+    #[error("the key contains a character outside of ASCII, so requests with it get 400; change the key")]
+    NotAscii,
     /// A field contains a control character, for example a line break.
     #[error("a field contains a control character or a line break; check for an unclosed quote")]
     Control,

@@ -53,9 +53,9 @@ impl ExplainedClient {
                 let _ = write!(how, "; header `{name}` is ignored: the peer is not a trusted proxy");
             }
         }
-        for (kind, problem) in identity.token_problems() {
-            // Writing to a `String` cannot fail.
-            let _ = write!(how, "; the {} token is rejected: {problem}", kind.name());
+        for problem in identity.token_problems() {
+            how.push_str("; ");
+            how.push_str(&problem);
         }
         let lossy = |bytes: &[u8]| sanitize(&String::from_utf8_lossy(bytes));
         Self {

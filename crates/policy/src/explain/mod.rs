@@ -234,7 +234,7 @@ pub fn explain<'a>(
     now: Timestamp,
 ) -> Explanation {
     let runtime = runtime.into();
-    match rejected::check(matcher, request) {
+    match rejected::check(matcher, request, (runtime.directory, now)) {
         Ok(accepted) => explain_accepted(matcher, (request, &accepted), runtime, now),
         Err(verdict) => explain_rejected(matcher, (request, verdict), runtime, now),
     }

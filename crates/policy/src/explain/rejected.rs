@@ -4,7 +4,9 @@ use std::borrow::Cow;
 
 use http::header::{HOST, HeaderValue};
 use http::{HeaderMap, Method, Uri};
+use tidegate_core::Timestamp;
 
+use crate::directory::Directory;
 use crate::explain::{ExplainRequest, ExplainedVerdict};
 use crate::matcher::Matcher;
 use crate::plan::Route;
@@ -25,6 +27,7 @@ pub(super) struct AcceptedRequest<'m, 'r> {
 pub(super) fn check<'m, 'r>(
     matcher: &'m Matcher,
     request: &ExplainRequest<'r>,
+    known: (Option<&Directory>, Timestamp),
 ) -> Result<AcceptedRequest<'m, 'r>, ExplainedVerdict> {
     let rejected = |reason: String| ExplainedVerdict::Rejected { status: 400, reason };
     let invalid = |error: RequestError| rejected(error.reason().to_owned());
@@ -51,10 +54,15 @@ pub(super) fn check<'m, 'r>(
     let plan = matcher.plan();
     let underscored = route.map_or(plan.http, |route| route.http).underscore_headers;
     let is_trusted = plan.identities.addresses().trusts(request.peer);
+    let (directory, now) = known;
     matcher
         .header_rules()
         .apply(headers.to_mut(), is_trusted, underscored)
         .and_then(|()| plan.identities.addresses().check(&headers, request.peer))
-        .map_err(|error| rejected(error.to_string()))?;
+        .and_then(|()| matcher.apply_credentials(headers.to_mut(), directory, || now))
+        .map_err(|error| {
+            let status = if error.challenge().is_some() { 401 } else { 400 };
+            ExplainedVerdict::Rejected { status, reason: error.to_string() }
+        })?;
     Ok(AcceptedRequest { headers, host, path, route })
 }

@@ -55,7 +55,8 @@ pub struct PrefixError {
 pub struct TrustedChain {
     /// The client, the proxies in between, and the peer of the connection; only the peer if there are no proxies.
     pub chain: Vec<IpAddr>,
-    /// The elements of `Forwarded` for all but the peer, as the proxies wrote them; empty if there are none.
+    /// The elements of `Forwarded` for all but the peer, as the proxies wrote them; empty if there are none, or if a client may
+    /// have written them.
     pub elements: Vec<Vec<u8>>,
 }
 
@@ -149,7 +150,11 @@ impl Addresses {
         let by_forwarded =
             self.collect_chain(peer, forwarded().flat_map(|line| forwarded::forwarded(line.as_bytes())));
         let leads = |chain: &[IpAddr]| chain.first() == Some(&client);
-        if leads(&by_forwarded) {
+        // Proxies that write `X-Forwarded-For` forward `Forwarded` unchanged, so beside it an element may be that of the client,
+        // with its own address and any host and scheme.
+        let is_of_proxy =
+            self.header == ForwardingHeader::Forwarded || !headers.contains_key(&X_FORWARDED_FOR);
+        if is_of_proxy && leads(&by_forwarded) {
             let elements = forwarded().flat_map(|line| forwarded::elements(line.as_bytes()));
             trusted.elements = elements.take(by_forwarded.len() - 1).map(<[u8]>::to_vec).collect();
             trusted.elements.reverse();
@@ -300,7 +305,8 @@ mod tests {
         let forwarded = (&FORWARDED, "for=9.9.9.9, for=1.1.1.1;proto=https");
         let expected = ("1.1.1.1 10.0.0.1".to_owned(), "for=1.1.1.1;proto=https".to_owned());
         assert_eq!(trusted_chain(&[forwarded]), expected);
-        assert_eq!(trusted_chain(&[forwarded, (&X_FORWARDED_FOR, "8.8.8.8, 1.1.1.1")]), expected);
+        let both = trusted_chain(&[forwarded, (&X_FORWARDED_FOR, "8.8.8.8, 1.1.1.1")]);
+        assert_eq!(both, (expected.0, String::new()), "the client may have written `Forwarded`");
         let conflict = trusted_chain(&[forwarded, (&X_FORWARDED_FOR, "8.8.8.8")]);
         assert_eq!(conflict, ("10.0.0.1".to_owned(), String::new()));
         let spoof = headers(&[forwarded]);

@@ -1,4 +1,11 @@
 //! Looks up a cookie of a request.
+//!
+//! Frameworks decode cookies in different ways: some decode `%61`, some `+`, some `"\141"`. So that a client has one counter in
+//! all spellings, a value counts in its canonical form, which is the same for everything that decodes to it. A cookie for
+//! which that is impossible is rejected.
+
+use std::borrow::Cow;
+use std::fmt;
 
 use http::HeaderMap;
 use http::header::COOKIE;
@@ -26,23 +33,72 @@ impl CookieName {
     }
 
     /// The value, if all cookies of this name have the same one. Servers disagree about which of several values they use.
-    pub fn find<'a>(&self, headers: &'a HeaderMap) -> Option<&'a [u8]> {
-        let mut values = self.values(headers);
+    pub fn find<'a>(&self, headers: &'a HeaderMap) -> Option<Cow<'a, [u8]>> {
+        let mut values = self.values(headers).map(canonical);
         let value = values.next()?;
         (values.all(|other| other == value) && !value.is_empty()).then_some(value)
     }
 
-    /// All values of the cookie. A server may use any of them.
+    /// Whether all servers that find the cookie read the same value, except for its decoding.
+    pub(super) fn is_unambiguous(&self, headers: &HeaderMap) -> bool {
+        let lines = headers.get_all(COOKIE).iter();
+        let mut pairs = lines.flat_map(|line| line.as_bytes().split(|&byte| byte == b';'));
+        pairs.all(|pair| {
+            let equals = pair.iter().position(|byte| *byte == b'=').unwrap_or(pair.len());
+            let (name, value) = pair.split_at(equals);
+            // Servers remove more than the white space of ASCII.
+            let start = name.iter().position(u8::is_ascii_graphic).unwrap_or(name.len());
+            let end = name.iter().rposition(u8::is_ascii_graphic).map_or(start, |last| last + 1);
+            if &name[start..end] != self.0.as_bytes() {
+                return true;
+            }
+            let value = unquoted(value.strip_prefix(b"=").unwrap_or(value).trim_ascii());
+            let is_plain = |byte: &u8| matches!(byte, b' '..=b'~') && !matches!(byte, b'"' | b'\\');
+            name.trim_ascii().len() == self.0.len() && value.iter().all(is_plain)
+        })
+    }
+
+    /// All values of the cookie as sent. A server may use any of them.
     pub(crate) fn values<'a>(&self, headers: &'a HeaderMap) -> impl Iterator<Item = &'a [u8]> {
         let lines = headers.get_all(COOKIE).iter();
         let pairs = lines.flat_map(|line| line.as_bytes().split(|&byte| byte == b';'));
         pairs.filter_map(|pair| {
             let (name, value) = pair.trim_ascii().split_at_checked(self.0.len())?;
             let value = value.trim_ascii_start().strip_prefix(b"=")?.trim_ascii();
-            let bare = value.strip_prefix(b"\"").and_then(|rest| rest.strip_suffix(b"\"")).unwrap_or(value);
-            (name == self.0.as_bytes()).then_some(bare)
+            (name == self.0.as_bytes()).then_some(unquoted(value))
         })
     }
+}
+
+impl fmt::Display for CookieName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+fn unquoted(value: &[u8]) -> &[u8] {
+    value.strip_prefix(b"\"").and_then(|rest| rest.strip_suffix(b"\"")).unwrap_or(value)
+}
+
+/// The canonical form of a value: percent-decoded until nothing is left to decode, with a space for each `+`. Decoding any
+/// part of a value does not change it.
+pub(super) fn canonical(value: &[u8]) -> Cow<'_, [u8]> {
+    if !value.iter().any(|byte| matches!(byte, b'%' | b'+')) {
+        return Cow::Borrowed(value);
+    }
+    let mut decoded = Vec::with_capacity(value.len());
+    for byte in value {
+        decoded.push(if *byte == b'+' { b' ' } else { *byte });
+        // A decoded byte may complete another escape.
+        while let [.., b'%', high, low] = decoded[..]
+            && let (Some(high), Some(low)) = (char::from(high).to_digit(16), char::from(low).to_digit(16))
+        {
+            decoded.truncate(decoded.len() - 3);
+            let byte = u8::try_from(high << 4 | low).unwrap_or_default();
+            decoded.push(if byte == b'+' { b' ' } else { byte });
+        }
+    }
+    Cow::Owned(decoded)
 }
 
 #[cfg(test)]
@@ -51,8 +107,8 @@ mod tests {
 
     fn find(name: &str, lines: &[&'static str]) -> Option<String> {
         let headers = lines.iter().map(|line| (COOKIE, line.parse().unwrap())).collect();
-        let value = CookieName::new(name).unwrap().find(&headers).map(<[u8]>::to_vec);
-        value.map(|value| String::from_utf8(value).unwrap())
+        let value = CookieName::new(name).unwrap().find(&headers);
+        value.map(|value| String::from_utf8(value.into_owned()).unwrap())
     }
 
     #[test]
@@ -73,6 +129,69 @@ mod tests {
         assert_eq!(find("a", &["a=1; a="]), None);
         assert_eq!(find("a", &["a=1", "a=1; a=\"1\""]).as_deref(), Some("1"), "all values are equal");
         assert_eq!(find("a", &["a", ""]), None);
+    }
+
+    #[test]
+    fn cookie_counts_in_its_canonical_form() {
+        for spelling in ["abc", "%61bc", "%61%62%63", "\"%61bc\"", "%2561bc", "%%361bc", "%25%36%31bc"] {
+            assert_eq!(find("a", &[&*format!("a={spelling}").leak()]).as_deref(), Some("abc"), "{spelling}");
+        }
+        for spelling in ["s:a b+", "s%3Aa+b%2B", "s%3aa%20b "] {
+            assert!(
+                find("a", &[&*format!("a={spelling}").leak()]).unwrap().starts_with("s:a b"),
+                "{spelling}"
+            );
+        }
+        assert_eq!(find("a", &["a=100%"]).as_deref(), Some("100%"));
+        assert_eq!(find("a", &["a=%zz%4"]).as_deref(), Some("%zz%4"));
+        assert_eq!(find("a", &["a=%61; a=a"]).as_deref(), Some("a"), "all values are equal");
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn decoding_any_escapes_keeps_the_canonical_form(value in "[%a-f0-9+ ]{0,12}", at in 0_usize..12) {
+            let escape = value.get(at..at + 3).filter(|text| text.starts_with('%'));
+            let byte = escape.and_then(|text| u8::from_str_radix(text.get(1..).unwrap(), 16).ok());
+            if let Some(byte) = byte.filter(|_| !escape.unwrap().contains('+')) {
+                let decoded = [&value.as_bytes()[..at], &[byte], &value.as_bytes()[at + 3..]].concat();
+                assert_eq!(canonical(&decoded), canonical(value.as_bytes()));
+            }
+            assert_eq!(canonical(&canonical(value.as_bytes())), canonical(value.as_bytes()));
+        }
+    }
+
+    #[test]
+    fn cookie_that_servers_read_differently_is_ambiguous() {
+        let is_unambiguous = |line: &[u8]| {
+            let headers = [(COOKIE, http::HeaderValue::from_bytes(line).unwrap())].into_iter().collect();
+            CookieName::new("session").unwrap().is_unambiguous(&headers)
+        };
+        let ambiguous = [
+            &b"session=\"\\141bc123\""[..],
+            b"session=a\\b",
+            b"session=\"abc",
+            b"session=abc\"",
+            b"session=\"a\"b\"",
+            b"session=\"a; session=b\"",
+            b"session=abc\xa0",
+            b"session=\xa0abc",
+            b"a=b; \xa0session=abc",
+            b"session\xa0=abc",
+        ];
+        for line in ambiguous {
+            assert!(!is_unambiguous(line), "{}", line.escape_ascii());
+        }
+        let plain = [
+            "session=%61bc",
+            "session=\"abc\"",
+            " session = a b ",
+            "session",
+            "a=\\\"; sessions=\u{a0}",
+            "=",
+        ];
+        for line in plain {
+            assert!(is_unambiguous(line.as_bytes()), "{line}");
+        }
     }
 
     #[test]

@@ -6,13 +6,14 @@
 use http::HeaderMap;
 use http::header::{CONNECTION, COOKIE, FORWARDED, HeaderName};
 
-use super::{Fingerprint, IdentitySource, IdentitySpec};
+use super::{CookieName, Fingerprint, IdentitySource, IdentitySpec};
 use crate::plan::{Plan, RuleCost, RuleMatch, UnderscoreHeaders};
 
 /// The header checks of a policy. Built once per policy.
 #[derive(Debug)]
 pub struct HeaderRules {
     api_key: Option<HeaderName>,
+    cookie: Option<CookieName>,
     /// Headers that may appear only once.
     single: Vec<HeaderName>,
     /// Headers that only a trusted proxy may send.
@@ -25,7 +26,7 @@ pub struct HeaderRules {
     aliases: Vec<HeaderName>,
 }
 
-/// Why the headers of a request are ambiguous.
+/// Why the headers of a request are ambiguous, or why its credentials are invalid.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum HeaderError {
     /// A header that identifies the client is repeated. Servers disagree about which value they use.
@@ -34,6 +35,24 @@ pub enum HeaderError {
     /// An API key contains a comma. Servers may parse it as a list of two keys.
     #[error("header `{0}` contains a comma; send one API key without a comma")]
     Comma(HeaderName),
+    /// An API key contains a byte that is not a visible character of ASCII. Some servers remove such bytes, and others do not.
+    #[error("header `{0}` contains a character outside of ASCII; send the API key without it")]
+    KeyCharacter(HeaderName),
+    /// The cookie that identifies the client has several readings.
+    #[error("cookie `{0}` contains a quote, a backslash or a character outside of ASCII; percent-encode it")]
+    Cookie(String),
+    /// A header contains more tokens than are verified.
+    #[error("header `{0}` contains too many tokens; send one")]
+    TooManyTokens(HeaderName),
+    /// The tokens in a header name different users or tenants. Servers disagree about which token they use.
+    #[error("the tokens in header `{0}` name different users or tenants; send one token")]
+    DifferentTokens(HeaderName),
+    /// A header contains no valid token, and the policy rejects such requests.
+    #[error("header `{0}` contains no valid token; send a token that is signed and has not expired")]
+    InvalidToken(HeaderName),
+    /// An API key is not listed, and the policy rejects such requests.
+    #[error("the API key in header `{0}` is not valid; send a valid key, or none")]
+    UnknownKey(HeaderName),
     /// `Connection` lists a header that identifies the client, which would remove it.
     #[error("`Connection` lists the header `{0}`, which identifies the client; remove it from `Connection`")]
     NamedInConnection(HeaderName),
@@ -42,6 +61,17 @@ pub enum HeaderError {
         "`X-Forwarded-For` and `Forwarded` name different clients; configure the proxy to set one of them and remove the other"
     )]
     Forwarding,
+}
+
+impl HeaderError {
+    /// The value of `WWW-Authenticate`, if the status is 401 and not 400.
+    pub fn challenge(&self) -> Option<&'static str> {
+        match self {
+            Self::InvalidToken(_) => Some("Bearer error=\"invalid_token\""),
+            Self::UnknownKey(_) => Some("ApiKey"),
+            _ => None,
+        }
+    }
 }
 
 impl HeaderRules {
@@ -64,7 +94,8 @@ impl HeaderRules {
         underscored.retain(has_underscore);
         let aliases = identity.iter().filter(|name| has_underscore(name));
         let aliases = aliases.filter_map(|name| name.as_str().replace('_', "-").parse().ok()).collect();
-        Self { api_key: api_key.clone(), single, proxied, identity, underscored, aliases }
+        let (api_key, cookie) = (api_key.clone(), cookie.clone());
+        Self { api_key, cookie, single, proxied, identity, underscored, aliases }
     }
 
     /// Runs all checks and removes the headers that the peer is not allowed to send.
@@ -100,10 +131,18 @@ impl HeaderRules {
                 return Err(HeaderError::Repeated(name.clone()));
             }
         }
-        match &self.api_key {
-            Some(name) if headers.get(name).is_some_and(|key| key.as_bytes().contains(&b',')) => {
-                Err(HeaderError::Comma(name.clone()))
+        if let Some(name) = &self.api_key
+            && let Some(key) = headers.get(name)
+        {
+            let is_plain = |byte: &u8| matches!(byte, b' '..=b'~') && *byte != b',';
+            match key.as_bytes().iter().find(|byte| !is_plain(byte)) {
+                Some(b',') => return Err(HeaderError::Comma(name.clone())),
+                Some(_) => return Err(HeaderError::KeyCharacter(name.clone())),
+                None => {}
             }
+        }
+        match &self.cookie {
+            Some(cookie) if !cookie.is_unambiguous(headers) => Err(HeaderError::Cookie(cookie.to_string())),
             _ => Ok(()),
         }
     }

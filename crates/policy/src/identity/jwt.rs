@@ -1,22 +1,27 @@
 //! Verification of signed tokens (JWT).
 //!
-//! A token is accepted only if a configured key verifies its signature and it is valid at the current time. The algorithm
-//! of a key is fixed when the key is loaded and never taken from the token: `alg: none` matches no key, and a public RSA
-//! key is never used as an HMAC secret.
+//! A token names its user if a configured key verifies its signature, also when it has expired: a service may still accept
+//! it, and its user must not evade limits and bans. [`Claims::check_times`] tells whether it is valid now. The algorithm of a
+//! key is fixed when the key is loaded and never taken from the token: `alg: none` matches no key, and a public RSA key is
+//! never used as an HMAC secret.
 
 use std::fmt;
 use std::sync::Arc;
 
 use http::HeaderMap;
 use http::header::HeaderName;
+use jsonwebtoken::dangerous::insecure_decode_claims;
 use jsonwebtoken::jwk::{AlgorithmParameters, EllipticCurve, Jwk, JwkSet, KeyAlgorithm, PublicKeyUse};
-use jsonwebtoken::{Algorithm, DecodingKey, Validation, decode, decode_header};
+use jsonwebtoken::{Algorithm, DecodingKey, crypto};
 use serde_json::{Map, Value};
 use tidegate_core::Timestamp;
 
+use super::headers::HeaderError;
+use super::token::{self, MAX_TOKENS, TokenText};
+
 /// The accepted clock difference between issuer and verifier, in seconds.
 const LEEWAY: u64 = 60;
-/// Longer tokens are rejected without verification.
+/// Tokens with a longer header and payload are rejected without verification.
 const LONGEST_TOKEN: usize = 16 * 1024;
 
 /// Verifies tokens with HS256, RS256 or ES256 keys.
@@ -28,7 +33,8 @@ struct VerificationKey {
     id: Option<String>,
     algorithm: Algorithm,
     decoding_key: DecodingKey,
-    validation: Validation,
+    /// The length of its signatures in bytes.
+    signature_length: usize,
 }
 
 /// Why a verifier cannot be created.
@@ -89,8 +95,9 @@ impl Verifier {
         if secret.is_empty() {
             return Err(KeysError::NoSecret);
         }
-        let key = VerificationKey::new(None, Algorithm::HS256, DecodingKey::from_secret(secret));
-        Ok(Self { keys: vec![key] })
+        let decoding_key = DecodingKey::from_secret(secret);
+        let (algorithm, signature_length) = (Algorithm::HS256, 32);
+        Ok(Self { keys: vec![VerificationKey { id: None, algorithm, decoding_key, signature_length }] })
     }
 
     /// Verifies with the signing keys of a JSON Web Key Set. Keys for other purposes or algorithms are skipped.
@@ -98,44 +105,44 @@ impl Verifier {
         let set: JwkSet = serde_json::from_slice(json).map_err(KeysError::NotJwks)?;
         let usable =
             set.keys.iter().enumerate().filter_map(|(index, key)| Some((index, key, algorithm(key)?)));
-        let keys = usable.map(|(index, jwk, algorithm)| {
-            let key = DecodingKey::from_jwk(jwk).map_err(|cause| KeysError::Key { index, cause })?;
-            Ok(VerificationKey::new(jwk.common.key_id.clone(), algorithm, key))
+        let keys = usable.map(|(index, jwk, (algorithm, signature_length))| {
+            let decoding_key = DecodingKey::from_jwk(jwk).map_err(|cause| KeysError::Key { index, cause })?;
+            let id = jwk.common.key_id.clone();
+            Ok(VerificationKey { id, algorithm, decoding_key, signature_length })
         });
         let keys = keys.collect::<Result<Vec<_>, KeysError>>()?;
         if keys.is_empty() { Err(KeysError::NoKey) } else { Ok(Self { keys }) }
     }
 
-    /// Verifies `token` at the time `now` and returns its claims.
-    pub fn verify(&self, token: &[u8], now: Timestamp) -> Result<Claims, TokenError> {
-        if token.len() > LONGEST_TOKEN {
+    /// Verifies the first token in `text` at the time `now` and returns its claims.
+    pub fn verify(&self, text: &[u8], now: Timestamp) -> Result<Claims, TokenError> {
+        let token = token::tokens(text).next().ok_or(TokenError::Malformed)?;
+        let claims = self.verify_signature(token)?;
+        claims.check_times(now).map(|()| claims)
+    }
+
+    /// Verifies only the signature.
+    fn verify_signature(&self, token: TokenText<'_>) -> Result<Claims, TokenError> {
+        if token.signed.len() > LONGEST_TOKEN {
             return Err(TokenError::Malformed);
         }
-        let header = decode_header(token).map_err(|_| TokenError::Malformed)?;
+        let header = token.header().ok_or(TokenError::Malformed)?;
         let matches = |key: &&VerificationKey| {
             let same_id = key.id.is_none() || header.kid.is_none() || key.id == header.kid;
             key.algorithm == header.alg && same_id
         };
         let mut error = TokenError::NoKey;
         for key in self.keys.iter().filter(matches) {
-            match decode::<Map<String, Value>>(token, &key.decoding_key, &key.validation) {
-                Ok(verified) => return Claims(verified.claims).checked(now),
-                Err(_) => error = TokenError::Signature,
+            let verify = |signature: String| {
+                crypto::verify(&signature, token.message(), &key.decoding_key, key.algorithm)
+            };
+            if matches!(token.signature(key.signature_length).map(verify), Some(Ok(true))) {
+                let claims = insecure_decode_claims(token.signed);
+                return claims.map(Claims).map_err(|_| TokenError::Malformed);
             }
+            error = TokenError::Signature;
         }
         Err(error)
-    }
-}
-
-impl VerificationKey {
-    fn new(id: Option<String>, algorithm: Algorithm, decoding_key: DecodingKey) -> Self {
-        let mut validation = Validation::new(algorithm);
-        // `Claims::checked` checks the times, as `Validation` would use the system clock.
-        validation.validate_exp = false;
-        validation.validate_nbf = false;
-        validation.validate_aud = false;
-        validation.required_spec_claims.clear();
-        Self { id, algorithm, decoding_key, validation }
     }
 }
 
@@ -146,20 +153,22 @@ impl fmt::Debug for Verifier {
     }
 }
 
-/// The algorithm of a signing key, if it is supported.
-fn algorithm(key: &Jwk) -> Option<Algorithm> {
+/// The algorithm of a signing key and the length of its signatures, if it is supported.
+fn algorithm(key: &Jwk) -> Option<(Algorithm, usize)> {
     if key.common.public_key_use.as_ref().is_some_and(|purpose| *purpose != PublicKeyUse::Signature) {
         return None;
     }
-    let (algorithm, name) = match &key.algorithm {
-        AlgorithmParameters::RSA(_) => (Algorithm::RS256, KeyAlgorithm::RS256),
-        AlgorithmParameters::EllipticCurve(curve) if curve.curve == EllipticCurve::P256 => {
-            (Algorithm::ES256, KeyAlgorithm::ES256)
+    let (algorithm, name, length) = match &key.algorithm {
+        AlgorithmParameters::RSA(rsa) => {
+            (Algorithm::RS256, KeyAlgorithm::RS256, token::number_length(&rsa.n))
         }
-        AlgorithmParameters::OctetKey(_) => (Algorithm::HS256, KeyAlgorithm::HS256),
+        AlgorithmParameters::EllipticCurve(curve) if curve.curve == EllipticCurve::P256 => {
+            (Algorithm::ES256, KeyAlgorithm::ES256, 64)
+        }
+        AlgorithmParameters::OctetKey(_) => (Algorithm::HS256, KeyAlgorithm::HS256, 32),
         _ => return None,
     };
-    key.common.key_algorithm.is_none_or(|declared| declared == name).then_some(algorithm)
+    key.common.key_algorithm.is_none_or(|declared| declared == name).then_some((algorithm, length))
 }
 
 impl Claims {
@@ -168,7 +177,8 @@ impl Claims {
         self.0.get(name).and_then(Value::as_str).filter(|text| !text.is_empty())
     }
 
-    fn checked(self, now: Timestamp) -> Result<Self, TokenError> {
+    /// Checks that the token is valid at `now`.
+    pub(super) fn check_times(&self, now: Timestamp) -> Result<(), TokenError> {
         let now = now.as_micros() / 1_000_000;
         let expires = self.0.get("exp").and_then(seconds).ok_or(TokenError::NoExpiry)?;
         if now >= expires.saturating_add(LEEWAY) {
@@ -177,7 +187,7 @@ impl Claims {
         match self.0.get("nbf").map(seconds) {
             Some(None) => Err(TokenError::TooEarly),
             Some(Some(begins)) if now.saturating_add(LEEWAY) < begins => Err(TokenError::TooEarly),
-            _ => Ok(self),
+            _ => Ok(()),
         }
     }
 }
@@ -216,7 +226,7 @@ impl ClaimSource {
     }
 
     /// The header that carries the token.
-    pub(super) fn header(&self) -> &HeaderName {
+    pub(crate) fn header(&self) -> &HeaderName {
         &self.header
     }
 
@@ -225,68 +235,87 @@ impl ClaimSource {
         self.header == other.header && Arc::ptr_eq(&self.verifier, &other.verifier)
     }
 
-    /// The claims of the request's token, if there is a valid one.
-    pub(super) fn claims(&self, headers: &HeaderMap, now: Timestamp) -> Option<Claims> {
-        self.verify(headers, now)?.ok()
+    /// The tokens of the request; `None` if it does not have the header exactly once.
+    pub(crate) fn read(&self, headers: &HeaderMap) -> Option<TokenReading> {
+        let value = super::single(headers, &self.header)?;
+        let joined = token::joined(value);
+        let mut reading = TokenReading::default();
+        for text in [Some(value), joined.as_deref()].into_iter().flatten() {
+            let mut tokens = token::tokens(text);
+            for token in tokens.by_ref().take(MAX_TOKENS) {
+                reading.add(self.verifier.verify_signature(token));
+            }
+            reading.has_more |= tokens.next().is_some();
+        }
+        Some(reading)
     }
 
-    /// The claims of the request's token, or why it is rejected; `None` if there is no token.
-    pub(super) fn verify(&self, headers: &HeaderMap, now: Timestamp) -> Option<Result<Claims, TokenError>> {
-        const SCHEME: &[u8] = b"Bearer";
-        let value = super::single(headers, &self.header)?;
-        // All bytes that lenient servers treat as white space; the last two are Latin-1.
-        let is_space = |byte: &u8| matches!(byte, b' ' | b'\t' | 0x85 | 0xa0);
-        let token = match value.split_at_checked(SCHEME.len()) {
-            Some((scheme, rest))
-                if scheme.eq_ignore_ascii_case(SCHEME) && rest.first().is_some_and(is_space) =>
-            {
-                &rest[rest.iter().take_while(|byte| is_space(byte)).count()..]
+    /// Checks that the tokens of the request name one user or tenant.
+    pub(crate) fn check(&self, headers: &HeaderMap) -> Result<(), HeaderError> {
+        // One token cannot name two, so it is not verified here.
+        if super::single(headers, &self.header).is_none_or(token::is_plain) {
+            return Ok(());
+        }
+        match self.read(headers) {
+            Some(reading) if reading.has_more => Err(HeaderError::TooManyTokens(self.header.clone())),
+            Some(reading) if reading.is_ambiguous(&self.claim) => {
+                Err(HeaderError::DifferentTokens(self.header.clone()))
             }
-            _ => value,
-        };
-        let token = token.trim_ascii();
-        let verified = self.verifier.verify(token, now);
-        // Lenient servers accept non-canonical Base64 signatures. If such a token were rejected here, its user would evade
-        // limits and bans.
-        let may_be_non_canonical = matches!(verified, Err(TokenError::Malformed | TokenError::Signature));
-        match may_be_non_canonical.then(|| with_canonical_signature(token)).flatten() {
-            Some(canonical) => Some(self.verifier.verify(&canonical, now)),
-            None => Some(verified),
+            _ => Ok(()),
         }
     }
 }
 
-/// Re-encodes the signature of `token` as canonical Base64; `None` if it is already canonical or not a token. Like lenient
-/// decoders, this accepts both alphabets of Base64 and padding, and skips all other bytes.
-fn with_canonical_signature(token: &[u8]) -> Option<Vec<u8>> {
-    const ALPHABET: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_";
-    if token.len() > LONGEST_TOKEN {
-        return None;
+/// The tokens in a header.
+#[derive(Debug, Default)]
+pub(crate) struct TokenReading {
+    /// The claims of those whose signature holds.
+    verified: Vec<Claims>,
+    /// Why another one was rejected.
+    rejected: Option<TokenError>,
+    /// There are more tokens, which were not read.
+    has_more: bool,
+}
+
+impl TokenReading {
+    fn add(&mut self, token: Result<Claims, TokenError>) {
+        match token {
+            Ok(claims) => self.verified.push(claims),
+            // Not every text that looks like a token is one.
+            Err(TokenError::Malformed) => {}
+            Err(error) => self.rejected = Some(error),
+        }
     }
-    let start = token.iter().rposition(|byte| *byte == b'.')? + 1;
-    let sextet = |byte: u8| {
-        let byte = match byte {
-            b'+' => b'-',
-            b'/' => b'_',
-            other => other,
-        };
-        ALPHABET.iter().position(|known| *known == byte)
-    };
-    let sextets: Vec<usize> = token[start..].iter().filter_map(|byte| sextet(*byte)).collect();
-    let mut canonical = token[..start].to_vec();
-    for group in sextets.chunks(4) {
-        // Clears the unused bits of the last sextet.
-        let unused = match group.len() {
-            2 => 0b1111,
-            3 => 0b11,
-            _ => 0,
-        };
-        let last = group.len() - 1;
-        let digit =
-            |(at, sextet): (usize, &usize)| ALPHABET[if at == last { sextet & !unused } else { *sextet }];
-        canonical.extend(group.iter().enumerate().map(digit));
+
+    /// The value of `claim`. Valid or not, the token was issued to this user or tenant.
+    pub(super) fn name(&self, claim: &str) -> Option<&str> {
+        self.verified.iter().find_map(|claims| claims.get(claim))
     }
-    (canonical != token).then_some(canonical)
+
+    /// Whether the tokens have different values of `claim`.
+    fn is_ambiguous(&self, claim: &str) -> bool {
+        let mut names = self.verified.iter().filter_map(|claims| claims.get(claim));
+        names.next().is_some_and(|first| names.any(|other| other != first))
+    }
+
+    /// Checks that a token with this claim is valid at `now`.
+    pub(super) fn check_claim(&self, claim: &str, now: Timestamp) -> Result<(), TokenError> {
+        let named = self.verified.iter().filter(|claims| claims.get(claim).is_some());
+        let mut checked = named.map(|claims| claims.check_times(now));
+        let first = checked.next().unwrap_or(Err(self.rejected.unwrap_or(TokenError::Malformed)));
+        first.or_else(|error| checked.find(Result::is_ok).unwrap_or(Err(error)))
+    }
+
+    /// Whether there is a token, and all are valid at `now`.
+    pub(crate) fn is_valid(&self, now: Timestamp) -> bool {
+        let are_current = self.verified.iter().all(|claims| claims.check_times(now).is_ok());
+        !self.verified.is_empty() && self.rejected.is_none() && are_current
+    }
+
+    /// Whether a token was verified.
+    pub(super) fn is_verified(&self) -> bool {
+        !self.verified.is_empty()
+    }
 }
 
 #[cfg(test)]

@@ -4,9 +4,11 @@
 //! software. [`Identities`] configures where each is found. [`Identity`] finds them for one request, lazily and only once.
 //! Only the verification of a token allocates.
 //!
-//! An identity that cannot be verified is ignored, and the next one is used: an empty value, an invalid token, a key that
-//! is not in the directory (or any key, if there is no directory), a user or tenant in a header from an untrusted peer. So
-//! no client gets an unused counter by inventing an identity. [`HeaderRules`] rejects ambiguous headers before this.
+//! An identity that cannot be verified is ignored, and the next one is used: an empty value, a token without a valid
+//! signature, a key that is not in the directory (or any key, if there is no directory), a user or tenant in a header from an
+//! untrusted peer. So no client gets an unused counter by inventing an identity. A service may accept more than this, so every
+//! reading that it may use counts: [`HeaderRules`] and [`Matcher::check_credentials`](crate::Matcher::check_credentials)
+//! reject ambiguous headers before this.
 
 mod address;
 mod cookie;
@@ -17,7 +19,9 @@ mod jwt;
 mod name;
 mod redact;
 mod rule_client;
+mod token;
 
+use std::borrow::Cow;
 use std::cell::OnceCell;
 use std::fmt;
 use std::net::IpAddr;
@@ -35,6 +39,7 @@ pub(crate) use name::LookupKey;
 pub use name::{ClientName, ClientNameError};
 pub use rule_client::RuleClient;
 
+use self::jwt::TokenReading;
 use crate::directory::{Directory, Grant};
 use crate::facts::Facts;
 
@@ -218,6 +223,21 @@ impl Identities {
         &self.spec.addresses
     }
 
+    /// The sources of users and tenants that are claims of tokens.
+    pub(crate) fn token_sources(&self) -> impl Iterator<Item = &ClaimSource> {
+        let sources = [&self.spec.user, &self.spec.tenant].into_iter().flatten();
+        sources.filter_map(|source| match source {
+            IdentitySource::Claim(source) => Some(source),
+            IdentitySource::Header(_) => None,
+        })
+    }
+
+    /// The API key of a request as sent, and its header.
+    pub(crate) fn sent_key<'h>(&self, headers: &'h HeaderMap) -> Option<(&HeaderName, &'h [u8])> {
+        let name = self.spec.api_key.as_ref()?;
+        Some((name, single(headers, name)?))
+    }
+
     /// Prepares the identification of one request. An API key that is not in the directory is ignored, and so is any key
     /// without a directory, unless [`IdentitySpec::accepts_unverified_keys`] is set.
     pub fn identify<'a>(
@@ -250,8 +270,26 @@ pub struct Identity<'a> {
     api_key: OnceCell<Option<ResolvedKey<'a>>>,
     address: OnceCell<IpAddr>,
     is_peer_trusted: OnceCell<bool>,
-    user_token: OnceCell<Option<Claims>>,
-    tenant_token: OnceCell<Option<Claims>>,
+    user_token: OnceCell<Option<TokenReading>>,
+    tenant_token: OnceCell<Option<TokenReading>>,
+}
+
+/// Names from tokens that are not valid now. They count, but they must not lock out whom they name.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct OutdatedNames {
+    user: bool,
+    tenant: bool,
+}
+
+impl OutdatedNames {
+    /// Whether the name of this kind is one of them.
+    pub(crate) fn contains(self, kind: ClientKind) -> bool {
+        match kind {
+            ClientKind::User => self.user,
+            ClientKind::Tenant => self.tenant,
+            _ => false,
+        }
+    }
 }
 
 #[derive(Clone, Copy)]
@@ -306,7 +344,9 @@ impl<'a> Identity<'a> {
     pub fn user(&self) -> Option<&[u8]> {
         match self.spec.user.as_ref()? {
             IdentitySource::Header(name) => self.proxied(name),
-            IdentitySource::Claim(source) => self.user_claims(source)?.get(source.claim()).map(str::as_bytes),
+            IdentitySource::Claim(source) => {
+                self.user_tokens(source)?.name(source.claim()).map(str::as_bytes)
+            }
         }
     }
 
@@ -318,7 +358,7 @@ impl<'a> Identity<'a> {
         match self.spec.tenant.as_ref()? {
             IdentitySource::Header(name) => self.proxied(name),
             IdentitySource::Claim(source) => {
-                self.tenant_claims(source)?.get(source.claim()).map(str::as_bytes)
+                self.tenant_tokens(source)?.name(source.claim()).map(str::as_bytes)
             }
         }
     }
@@ -329,14 +369,36 @@ impl<'a> Identity<'a> {
         *self.address.get_or_init(find)
     }
 
-    /// The value of the cookie.
-    pub fn cookie(&self) -> Option<&'a [u8]> {
+    /// The value of the cookie, decoded.
+    pub fn cookie(&self) -> Option<Cow<'a, [u8]>> {
         self.spec.cookie.as_ref()?.find(self.facts.headers)
     }
 
-    /// All values of the cookie in the request.
-    pub(crate) fn cookies(&self) -> impl Iterator<Item = &'a [u8]> {
-        self.spec.cookie.iter().flat_map(|cookie| cookie.values(self.facts.headers))
+    /// All values of the cookie in the request, decoded.
+    pub(crate) fn cookies(&self) -> impl Iterator<Item = Cow<'a, [u8]>> {
+        self.spec.cookie.iter().flat_map(|cookie| cookie.values(self.facts.headers)).map(cookie::canonical)
+    }
+
+    /// The names of this request that come from tokens that are not valid now. Only names that were used are known.
+    pub(crate) fn outdated(&self) -> OutdatedNames {
+        let is_outdated = |source: &Option<IdentitySource>, tokens: &OnceCell<Option<TokenReading>>| {
+            let Some(IdentitySource::Claim(source)) = source else { return false };
+            let Some(Some(tokens)) = tokens.get() else { return false };
+            tokens.check_claim(source.claim(), self.now).is_err()
+        };
+        let tenant_tokens = match (&self.spec.user, &self.spec.tenant) {
+            (Some(IdentitySource::Claim(user)), Some(IdentitySource::Claim(tenant)))
+                if user.shares_token(tenant) =>
+            {
+                &self.user_token
+            }
+            _ => &self.tenant_token,
+        };
+        let is_granted = self.grant().is_some_and(|grant| grant.tenant.is_some());
+        OutdatedNames {
+            user: is_outdated(&self.spec.user, &self.user_token),
+            tenant: !is_granted && is_outdated(&self.spec.tenant, tenant_tokens),
+        }
     }
 
     /// The fingerprint.
@@ -353,7 +415,7 @@ impl<'a> Identity<'a> {
             ClientKind::ApiKey => append(key, kind, self.api_key()),
             ClientKind::User => append(key, kind, self.user()),
             ClientKind::Tenant => append(key, kind, self.tenant()),
-            ClientKind::Cookie => append(key, kind, self.cookie()),
+            ClientKind::Cookie => append(key, kind, self.cookie().as_deref()),
             ClientKind::Fingerprint => {
                 append(key, kind, self.fingerprint().as_ref().map(<[u8; 16]>::as_slice))
             }
@@ -378,17 +440,24 @@ impl<'a> Identity<'a> {
         })
     }
 
-    /// Why the request's tokens do not name a user or tenant.
-    pub(crate) fn token_problems(&self) -> impl Iterator<Item = (ClientKind, String)> {
+    /// What is wrong with the request's tokens.
+    pub(crate) fn token_problems(&self) -> impl Iterator<Item = String> {
         let sources = [(ClientKind::User, &self.spec.user), (ClientKind::Tenant, &self.spec.tenant)];
         sources.into_iter().filter_map(|(kind, source)| {
             let Some(IdentitySource::Claim(source)) = source else { return None };
-            let problem = match source.verify(self.facts.headers, self.now)? {
-                Ok(claims) if claims.get(source.claim()).is_some() => return None,
-                Ok(_) => format!("no claim `{}` with a non-empty string", source.claim()),
-                Err(error) => error.to_string(),
-            };
-            Some((kind, problem))
+            let (tokens, claim) = (source.read(self.facts.headers)?, source.claim());
+            let error = tokens.check_claim(claim, self.now).err()?;
+            Some(match tokens.name(claim) {
+                Some(_) => {
+                    format!(
+                        "the {kind} token is not valid ({error}): its {kind} is counted, but not locked out"
+                    )
+                }
+                None if tokens.is_verified() => {
+                    format!("the {kind} token is rejected: no claim `{claim}` with a non-empty string")
+                }
+                None => format!("the {kind} token is rejected: {error}"),
+            })
         })
     }
 
@@ -398,15 +467,15 @@ impl<'a> Identity<'a> {
         if *self.is_peer_trusted.get_or_init(trusts) { single(self.facts.headers, name) } else { None }
     }
 
-    fn user_claims(&self, source: &ClaimSource) -> Option<&Claims> {
-        self.user_token.get_or_init(|| source.claims(self.facts.headers, self.now)).as_ref()
+    fn user_tokens(&self, source: &ClaimSource) -> Option<&TokenReading> {
+        self.user_token.get_or_init(|| source.read(self.facts.headers)).as_ref()
     }
 
     /// If user and tenant share a token, it is verified only once.
-    fn tenant_claims(&self, source: &ClaimSource) -> Option<&Claims> {
+    fn tenant_tokens(&self, source: &ClaimSource) -> Option<&TokenReading> {
         match &self.spec.user {
-            Some(IdentitySource::Claim(user)) if user.shares_token(source) => self.user_claims(user),
-            _ => self.tenant_token.get_or_init(|| source.claims(self.facts.headers, self.now)).as_ref(),
+            Some(IdentitySource::Claim(user)) if user.shares_token(source) => self.user_tokens(user),
+            _ => self.tenant_token.get_or_init(|| source.read(self.facts.headers)).as_ref(),
         }
     }
 }

@@ -14,6 +14,7 @@ use sha2::{Digest, Sha256};
 use strsim::damerau_levenshtein;
 use tidegate_core::is_visible;
 
+use super::cookie::canonical;
 use super::{ClientKind, Identities, append, parts};
 
 /// The number of characters of a secret that are displayed, if it is at least three times as long.
@@ -132,6 +133,7 @@ impl ClientName {
             let value = match kind {
                 ClientKind::Ip | ClientKind::Fingerprint => IdentityValue::parse(kind, value)?,
                 _ if value.is_empty() => return Err(ClientNameError::Empty { kind }),
+                ClientKind::Cookie => IdentityValue::Whole(canonical(value.as_bytes()).into_owned()),
                 _ => IdentityValue::Whole(value.as_bytes().to_vec()),
             };
             Ok(NamePart { kind, value })
@@ -272,7 +274,8 @@ impl IdentityValue {
             }
             _ if let Some(hashed) = Self::parse_hashed(text) => return Ok(hashed),
             // Keys are not percent-decoded, as they are pasted unencoded.
-            ClientKind::ApiKey | ClientKind::Cookie => text.as_bytes().to_vec(),
+            ClientKind::ApiKey => text.as_bytes().to_vec(),
+            ClientKind::Cookie => canonical(text.as_bytes()).into_owned(),
             ClientKind::User | ClientKind::Tenant | ClientKind::Anonymous => percent_decoded(text)?,
         };
         Ok(Self::Whole(bytes))

@@ -10,7 +10,7 @@ use http::header::AUTHORIZATION;
 use memchr::memmem;
 use smallvec::SmallVec;
 
-use super::Identities;
+use super::{ClaimSource, Identities, token};
 
 /// Replaces a secret.
 const HIDDEN: &str = "…";
@@ -24,7 +24,7 @@ const MAX_SECRETS: usize = 8;
 type SecretList<'h> = SmallVec<[&'h [u8]; MAX_SECRETS]>;
 
 impl Identities {
-    /// Redacts the request's API key, cookie and authorization in a path or host, percent-encoded or not.
+    /// Redacts the request's API key, cookies and tokens in a path or host, percent-encoded or not.
     pub fn redact<'t>(&self, headers: &HeaderMap, text: &'t str) -> Cow<'t, str> {
         match self.secrets(headers) {
             Some(secrets) => redact(text, &secrets, memmem::find),
@@ -34,17 +34,31 @@ impl Identities {
 
     /// The secrets of the request; `None` if there are too many.
     fn secrets<'h>(&self, headers: &'h HeaderMap) -> Option<SecretList<'h>> {
-        let keys =
-            self.spec.api_key.iter().flat_map(|name| headers.get_all(name)).map(http::HeaderValue::as_bytes);
-        let cookie = self.spec.cookie.as_ref().and_then(|cookie| cookie.find(headers));
-        let authorizations = headers.get_all(AUTHORIZATION).iter().map(|value| {
-            let value = value.as_bytes();
-            value.iter().position(|byte| *byte == b' ').map_or(value, |space| &value[space + 1..])
+        let bytes = http::HeaderValue::as_bytes;
+        let keys = self.spec.api_key.iter().flat_map(|name| headers.get_all(name)).map(bytes);
+        let cookies = self.spec.cookie.iter().flat_map(|cookie| cookie.values(headers));
+        let tokens = self.token_sources().map(ClaimSource::header).filter(|name| **name != AUTHORIZATION);
+        let tokens = tokens.chain([&AUTHORIZATION]).flat_map(|name| headers.get_all(name)).map(bytes);
+        let tokens = tokens.flat_map(|value| {
+            let is_end = |byte: &u8| token::is_space(*byte) || matches!(byte, b',' | b';' | b'=' | b'"');
+            let begin = value.iter().position(|byte| token::is_space(*byte)).map_or(0, |space| space + 1);
+            // The whole rest, and its words: a token may be surrounded by white space and what lenient services ignore. The
+            // scheme is no secret.
+            let words = value.split(is_end).skip(usize::from(begin > 0));
+            let words = words.filter(|word| !word.eq_ignore_ascii_case(b"Bearer"));
+            [&value[begin..]].into_iter().chain(words)
         });
-        let secrets = keys.chain(cookie).chain(authorizations).map(<[u8]>::trim_ascii);
-        let secrets = secrets.filter(|secret| secret.len() >= SHORTEST);
-        let secrets: SecretList<'h> = secrets.take(MAX_SECRETS + 1).collect();
-        (secrets.len() <= MAX_SECRETS).then_some(secrets)
+        let mut secrets = SecretList::new();
+        for secret in keys.chain(cookies).chain(tokens).map(<[u8]>::trim_ascii) {
+            if secret.len() < SHORTEST || secrets.contains(&secret) {
+                continue;
+            }
+            if secrets.len() == MAX_SECRETS {
+                return None;
+            }
+            secrets.push(secret);
+        }
+        Some(secrets)
     }
 }
 
@@ -126,6 +140,36 @@ mod tests {
         assert_eq!(redact("/100%/%zz"), "/100%/%zz");
     }
 
+    #[test]
+    fn tokens_and_cookies_in_any_spelling_are_redacted_in_paths() {
+        let verifier = std::sync::Arc::new(crate::identity::Verifier::hs256(b"secret").unwrap());
+        let source = ClaimSource::new(HeaderName::from_static("x-token"), "sub", verifier);
+        let identities = Identities::new(IdentitySpec {
+            user: Some(crate::identity::IdentitySource::Claim(source)),
+            cookie: Some(crate::identity::CookieName::new("session").unwrap()),
+            ..IdentitySpec::default()
+        })
+        .unwrap();
+        let lines: [(&str, &[u8]); 11] = [
+            ("x-token", b"s3cr3t.value"),
+            ("x-token", b"Bearer s3cr3t.value"),
+            ("authorization", b"Bearer\ts3cr3t.value"),
+            ("authorization", b"Bearer\xa0s3cr3t.value"),
+            ("authorization", b"Bearer  s3cr3t.value"),
+            ("authorization", b"X y, Bearer s3cr3t.value"),
+            ("authorization", b"Bearer s3cr3t.value=AAAA"),
+            ("authorization", b"Token token=\"s3cr3t.value\""),
+            ("cookie", b"session=s3cr3t.value; session=other"),
+            ("cookie", b"session=other; session=s3cr3t.value"),
+            ("cookie", b"session=\"s3cr3t.value\""),
+        ];
+        for (name, value) in lines {
+            let line = (HeaderName::from_static(name), HeaderValue::from_bytes(value).unwrap());
+            let shown = identities.redact(&[line].into_iter().collect(), "/k/s3cr3t.value/x").into_owned();
+            assert_eq!(shown, "/k/…/x", "{name}: {}", value.escape_ascii());
+        }
+    }
+
     fn headers(values: &[&'static [u8]]) -> HeaderMap {
         let value = |value: &&'static [u8]| {
             (HeaderName::from_static("x-api-key"), HeaderValue::from_bytes(value).unwrap())
@@ -150,9 +194,9 @@ mod tests {
 
     #[test]
     fn too_many_secrets_redact_the_whole_text() {
-        let few = vec![b"sk_live_51H".as_slice(); MAX_SECRETS];
-        assert_eq!(redacted(&headers(&few), "/things/7"), "/things/7");
-        let many = vec![b"sk_live_51H".as_slice(); MAX_SECRETS + 1];
+        let many: Vec<&'static [u8]> =
+            (0..=MAX_SECRETS).map(|n| &*format!("sk_live_{n}").into_bytes().leak()).collect();
+        assert_eq!(redacted(&headers(&many[1..]), "/things/7"), "/things/7");
         assert_eq!(redacted(&headers(&many), "/things/7"), "/…");
         let short = vec![b"abc".as_slice(); 50];
         assert_eq!(redacted(&headers(&short), "/abc"), "/abc", "too short to be searched for");

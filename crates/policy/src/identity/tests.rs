@@ -174,7 +174,8 @@ fn user_and_tenant_claims_share_one_verification() {
         assert_eq!((identity.user(), identity.tenant()), (Some(&b"alice"[..]), Some(&b"acme"[..])));
         assert!(identity.tenant_token.get().is_none(), "verified once");
     }
-    assert_eq!(client(&spec, &[(AUTHORIZATION, &format!("Bearer {token}x"))], None).0, ClientKind::Ip);
+    let forged = token.replace('.', ".x");
+    assert_eq!(client(&spec, &[(AUTHORIZATION, &format!("Bearer {forged}"))], None).0, ClientKind::Ip);
     assert_eq!(client(&spec, &[(AUTHORIZATION, "Basic YTpi")], None).0, ClientKind::Ip);
 }
 
@@ -209,4 +210,28 @@ fn identity_debug_hides_the_api_key() {
     identity.api_key.set(Some(ResolvedKey { key: b"sk_secret", grant: None })).unwrap();
     assert!(!format!("{identity:?}").contains("secret"));
     assert!(!format!("{:?}", identity.resolved_key()).contains("115"));
+}
+
+#[test]
+fn outdated_names_are_those_of_tokens_that_are_not_valid_now() {
+    let verifier = Arc::new(Verifier::hs256(SECRET).unwrap());
+    let claim =
+        |name| Some(IdentitySource::Claim(ClaimSource::new(AUTHORIZATION, name, Arc::clone(&verifier))));
+    let spec = IdentitySpec { user: claim("sub"), tenant: claim("org"), ..IdentitySpec::default() };
+    let identities = Identities::new(spec).unwrap();
+    let directory = Directory::from_csv(b"k1,free,acme\n", &["free"]).unwrap();
+    let outdated = |expires: u64, key: &str| {
+        let claims = json!({ "sub": "alice", "org": "acme", "exp": expires });
+        let token = encode(&Header::default(), &claims, &EncodingKey::from_secret(SECRET)).unwrap();
+        let headers = headers(&[(AUTHORIZATION, &token), (X_API_KEY, key)]);
+        let facts = facts(&headers);
+        let identity = identities.identify(&facts, Some(&directory), NOW);
+        assert_eq!(identity.outdated(), OutdatedNames::default(), "nothing was read");
+        assert_eq!((identity.user(), identity.tenant()), (Some(&b"alice"[..]), Some(&b"acme"[..])));
+        let outdated = identity.outdated();
+        (outdated.contains(ClientKind::User), outdated.contains(ClientKind::Tenant))
+    };
+    assert_eq!(outdated(1_800_000_600, "k2"), (false, false));
+    assert_eq!(outdated(7, "k2"), (true, true));
+    assert_eq!(outdated(7, "k1"), (true, false), "the directory names the tenant");
 }

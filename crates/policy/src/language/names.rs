@@ -13,6 +13,8 @@ pub(crate) const PATH_CASES: &[&str] = &["insensitive", "sensitive"];
 pub(crate) const UNDERSCORE_HEADERS: &[&str] = &["drop", "keep"];
 /// How API keys are verified.
 pub(crate) const KEY_VERIFICATIONS: &[&str] = &["keys_file", "none"];
+/// What happens to tokens and API keys that are not valid.
+pub(crate) const ON_INVALID: &[&str] = &["forward", "remove", "reject"];
 /// The modes of a rule that need no parameters.
 pub(crate) const MODES: &[&str] = &["enforce", "shadow"];
 /// The failures that are retried, besides status codes.

@@ -4,7 +4,7 @@ use super::Shape::{Choice, Count, Duration, Either, List, Named, Object, OneOrMa
 use super::limits::RATE_LIMITS;
 use super::names::{
     BALANCES, ENCODED_SLASHES, ERROR_BODIES, FILE, HEADER, HEADER_STYLES, IDENTITY, KEY_VERIFICATIONS,
-    NETWORK, OFF, PATH, PATH_CASES, UNDERSCORE_HEADERS,
+    NETWORK, OFF, ON_INVALID, PATH, PATH_CASES, UNDERSCORE_HEADERS,
 };
 use super::resilience::{
     BREAKER_KEY, BULKHEAD_KEY, EJECT_KEY, FALLBACK_KEY, RETRY_KEY, ROUTE_BULKHEAD_KEY, SHED_KEY, TIMEOUTS_KEY,
@@ -291,6 +291,13 @@ pub(crate) static CLIENTS: Mapping = Mapping {
         ),
         PolicyKey::new("cookie", Object(&COOKIE), "A cookie that identifies the client.", "{ name: session }"),
         PolicyKey::new(
+            "on_invalid",
+            Choice(ON_INVALID),
+            "What happens to a header with a token that is not valid, or with an API key that is not in the keys file. `forward`: it is forwarded and does not count. `remove`: it is removed before anything reads it; the decision service cannot remove it and answers 401. `reject`: 401 with `WWW-Authenticate`.",
+            "reject",
+        )
+        .default("forward"),
+        PolicyKey::new(
             "tiers",
             Object(&TIERS),
             "Which client has which tier.",
@@ -354,14 +361,15 @@ pub(crate) static TENANT: Mapping = Mapping {
 pub(crate) static JWT: Mapping = Mapping {
     name: "`jwt`",
     path: "clients.user.jwt",
-    doc: "A JSON Web Token that is verified before it counts. `clients.tenant.jwt` has the same keys. A token is rejected, \
-          and counts as absent, if no key verifies its signature, if it has no `exp`, if it has expired, or if its `nbf` \
-          is in the future; clocks may differ by 60 s. `tidegate explain` shows why a token is rejected.",
+    doc: "A JSON Web Token that is verified before it counts. `clients.tenant.jwt` has the same keys. Its user \
+          counts if a key verifies its signature. It is not valid, and causes no lock-out, if it has no `exp`, if it has \
+          expired, or if its `nbf` is in the future; clocks may differ by 60 s. `clients.on_invalid` says what happens to \
+          tokens that are not valid. `tidegate explain` shows why a token is not valid.",
     keys: &[
         PolicyKey::new(
             "header",
             HEADER,
-            "The header that contains the token, with or without `Bearer`.",
+            "The header that contains the token, anywhere in its value.",
             "Authorization",
         )
         .default("Authorization"),

@@ -3,7 +3,7 @@
 use tidegate_core::{Cost, Timestamp};
 
 use crate::facts::Facts;
-use crate::identity::{ClientKind, Identity};
+use crate::identity::{ClientKind, Identity, OutdatedNames};
 use crate::matcher::Matcher;
 use crate::matcher::condition::{self, ConditionResult};
 use crate::matcher::matched::{
@@ -72,7 +72,8 @@ impl Matcher {
         for &index in concurrency_rules {
             evaluator.apply_concurrency(self, index as usize, tier_name);
         }
-        Admission::Checked(MatchedRequest::new(&self.plan, scratch, checks, client))
+        let outdated = if self.has_penalties { identity.outdated() } else { OutdatedNames::default() };
+        Admission::Checked(MatchedRequest::new(&self.plan, scratch, checks, client, outdated))
     }
 
     /// The check of the rule `name` for a client that the caller has identified; `None` if there is no such rule. `client`
@@ -99,7 +100,7 @@ impl Matcher {
             condition_failed: false,
             cost_is_unknown: false,
         });
-        Some(MatchedRequest::new(&self.plan, scratch, 1, client))
+        Some(MatchedRequest::new(&self.plan, scratch, 1, client, OutdatedNames::default()))
     }
 
     /// Which clients the rule `name` counts together; `None` if there is no such rule.

@@ -5,6 +5,7 @@
 //! counters and makes no decision: it returns the checks, and a store decides them.
 
 mod condition;
+mod credentials;
 mod evaluate;
 mod exclusion;
 mod index;

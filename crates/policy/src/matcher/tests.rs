@@ -6,6 +6,7 @@ use crate::facts::Facts;
 use crate::files::NoFiles;
 use crate::path::PathError;
 
+mod credentials;
 mod readings;
 
 fn matcher(policy: &str) -> Matcher {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use ipnet::IpNet;
 
-use crate::identity::{ClientKind, Verifier, parts};
+use crate::identity::{ClientKind, OutdatedNames, Verifier, parts};
 
 /// How clients are identified. Header names are lower case.
 #[derive(Clone, Debug)]
@@ -28,6 +28,8 @@ pub struct Clients {
     pub fingerprint_headers: Vec<String>,
     /// The cookie that identifies a client.
     pub cookie: Option<String>,
+    /// What happens to tokens and API keys that are not valid.
+    pub on_invalid: OnInvalid,
     /// The tiers of clients.
     pub tiers: TierSource,
     /// Clients that are exempt from limits.
@@ -51,9 +53,9 @@ impl Clients {
     }
 
     /// Whether a penalty may lock out the counter `key`. In a combination, one such identity is enough: the lock-out
-    /// applies to no other client.
-    pub(crate) fn may_lock_out_counter(&self, key: &[u8]) -> bool {
-        parts(key).any(|(kind, _)| self.may_lock_out(kind))
+    /// applies to no other client. Identities that are `outdated` do not count.
+    pub(crate) fn may_lock_out_counter(&self, key: &[u8], outdated: OutdatedNames) -> bool {
+        parts(key).any(|(kind, _)| self.may_lock_out(kind) && !outdated.contains(kind))
     }
 
     /// Whether a client can have a new identity of this kind with each request. `verify: none` for API keys has a warning of
@@ -68,6 +70,32 @@ impl Clients {
             | ClientKind::Tenant
             | ClientKind::Ip
             | ClientKind::Anonymous => false,
+        }
+    }
+}
+
+/// What happens to a header with a token or an API key that is not valid.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum OnInvalid {
+    /// It is forwarded, and does not count.
+    #[default]
+    Forward,
+    /// It is removed before anything reads it.
+    Remove,
+    /// The request is rejected with 401.
+    Reject,
+}
+
+impl OnInvalid {
+    /// All values.
+    pub const ALL: [Self; 3] = [Self::Forward, Self::Remove, Self::Reject];
+
+    /// The name used in configuration.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Forward => "forward",
+            Self::Remove => "remove",
+            Self::Reject => "reject",
         }
     }
 }

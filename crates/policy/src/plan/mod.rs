@@ -25,7 +25,9 @@ use crate::directory::Directory;
 use crate::endpoints::EndpointPattern;
 use crate::identity::Identities;
 
-pub use clients::{ClaimName, Clients, ExemptClients, NameSource, Secret, TierSource, TokenKey, TokenPlan};
+pub use clients::{
+    ClaimName, Clients, ExemptClients, NameSource, OnInvalid, Secret, TierSource, TokenKey, TokenPlan,
+};
 pub use cost::{Charge, RuleCost, StatusSet};
 pub use http::{EncodedSlash, HttpOptions, PathCase, UnderscoreHeaders};
 pub(crate) use limits::describe_penalty;

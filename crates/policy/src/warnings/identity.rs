@@ -3,7 +3,7 @@
 use crate::compile::WarningTargets;
 use crate::compile::counters::AddressLimits;
 use crate::identity::ClientKind;
-use crate::plan::{Clients, NameSource, Plan, RuleMatch};
+use crate::plan::{Clients, CounterScope, NameSource, Plan, RuleMatch};
 use crate::raw::{Finding, ProblemReport};
 use crate::render::quote;
 
@@ -11,6 +11,7 @@ pub(super) fn find(plan: &Plan, targets: &WarningTargets, report: &mut ProblemRe
     api_keys(&plan.clients, targets, report);
     chosen_by_clients(plan, targets, report);
     proxied(&plan.clients, targets, report);
+    tokens(plan, targets, report);
     client_headers(plan, targets, report);
 }
 
@@ -60,6 +61,32 @@ fn proxied(clients: &Clients, targets: &WarningTargets, report: &mut ProblemRepo
         let hint = "list your proxies: `clients: { ip: { trusted_proxies: [10.0.0.0/8] } }`; or verify a token with `jwt`";
         report.push(Finding::warning(*target, what).hint(hint));
     }
+}
+
+/// Users and tenants of tokens, if the policy does not say what happens to other tokens. A service may accept a token that
+/// the gateway cannot verify.
+fn tokens(plan: &Plan, targets: &WarningTargets, report: &mut ProblemReport<'_>) {
+    let Some(target) = targets.token.filter(|_| !targets.chooses_on_invalid) else { return };
+    let limits = &plan.rate_limits;
+    let scopes = limits.rules.iter().map(|custom| (&custom.rule.name, &custom.count));
+    let mut scopes = scopes.chain(limits.concurrent.iter().map(|rule| (&rule.name, &rule.count)));
+    let is_token = |kind: &ClientKind| match kind {
+        ClientKind::User => matches!(plan.clients.user, Some(NameSource::Token(_))),
+        ClientKind::Tenant => matches!(plan.clients.tenant, Some(NameSource::Token(_))),
+        _ => false,
+    };
+    let named = scopes.find(|(_, count)| match count {
+        CounterScope::Per(kinds) | CounterScope::PerEach(kinds) => kinds.iter().any(is_token),
+        CounterScope::Client => plan.clients.identify_by.iter().any(is_token),
+        CounterScope::Everybody => false,
+    });
+    let evaded =
+        named.map_or("bans of users".to_owned(), |(name, _)| format!("bans of users and {}", quote(name)));
+    let what = format!(
+        "a client evades {evaded} with a token that the gateway rejects and the service accepts: it is forwarded and does not count"
+    );
+    let hint = "add `on_invalid: reject` or `on_invalid: remove` to `clients`; if the service verifies tokens in the same way: `on_invalid: forward`";
+    report.push(Finding::warning(target, what).hint(hint));
 }
 
 /// Returns the headers of users and tenants, in the order of [`WarningTargets::proxied`].

@@ -83,7 +83,7 @@ async fn rule<'s, S: Store + 'static>(
             let message = "`hits_addend` needs the entry `rule`; the policy sets the cost of a request";
             return Err(BadDescriptor::new(message).into());
         }
-        let described = read_request(active, descriptor, peer)?;
+        let described = read_request(active, descriptor, peer, &**worker.limiter.clock())?;
         return Ok(worker.limiter.check(active, &described.facts(), scratch, now).await);
     };
     let NamedRule { rule, client } = named;

@@ -8,6 +8,7 @@ use std::net::IpAddr;
 
 use http::header::{HeaderMap, HeaderName, HeaderValue};
 use tidegate_policy::ActivePolicy;
+use tidegate_store::Clock;
 
 use super::bad_descriptor::BadDescriptor;
 use super::message::RateLimitDescriptor;
@@ -22,6 +23,7 @@ pub(super) fn read_request(
     policy: &ActivePolicy,
     descriptor: &RateLimitDescriptor,
     peer: IpAddr,
+    clock: &dyn Clock,
 ) -> Result<NormalRequest, BadDescriptor> {
     let mut headers = HeaderMap::new();
     let [mut method, mut host, mut path, mut address]: [Option<&[u8]>; 4] = [None; 4];
@@ -52,11 +54,10 @@ pub(super) fn read_request(
         None => peer,
     };
     let (method, target) = (method.unwrap_or(b"GET"), path.unwrap_or(b"/"));
-    NormalRequest::new(policy, DescribedRequest { method, host, target, headers, peer }).map_err(|error| {
-        match error {
-            DescribedRequestError::Path(error) => BadDescriptor::path(error),
-            error => BadDescriptor::new(error),
-        }
+    let request = DescribedRequest { method, host, target, headers, peer };
+    NormalRequest::new(policy, clock, request).map_err(|error| match error {
+        DescribedRequestError::Path(error) => BadDescriptor::path(error),
+        error => BadDescriptor::new(error),
     })
 }
 

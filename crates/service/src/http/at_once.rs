@@ -62,7 +62,7 @@ fn check_one<S: Store + 'static>(
     message: SingleCheckMessage<'_>,
 ) -> Result<HttpAnswer<S>, HttpError> {
     let (policy, state) = (&call.policy, &call.worker.http);
-    let subject = CheckSubject::new(&policy.active, message)?;
+    let subject = CheckSubject::new(&policy.active, &**call.worker.limiter.clock(), message)?;
     let mut scratch = state.scratch();
     let now = call.record.start_decision();
     let ruling = poll_immediate(subject.decide(call, &policy.active, (&mut scratch, now), true));

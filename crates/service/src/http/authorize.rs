@@ -68,7 +68,8 @@ pub(super) fn original_request<S: Store + 'static>(
     if identities.addresses().trusts(proxy) {
         original.came_through(proxy);
     }
-    let request = NormalRequest::new(&call.policy.active, original.described()?)?;
+    let clock = &**call.worker.limiter.clock();
+    let request = NormalRequest::new(&call.policy.active, clock, original.described()?)?;
     // The record is about the original request from here on.
     call.record.describe(|| summarize(identities, &request, version_text(version)));
     Ok(request)

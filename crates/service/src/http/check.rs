@@ -7,7 +7,7 @@ use tidegate_core::{Cost, Timestamp};
 use tidegate_headers::BodyStyle;
 use tidegate_limiter::{RuleCheck, Ruling};
 use tidegate_policy::{ActivePolicy, RuleClient, Scratch};
-use tidegate_store::Store;
+use tidegate_store::{Clock, Store};
 use tidegate_telemetry::Protocol;
 
 use super::client::rule_client;
@@ -34,7 +34,11 @@ pub(super) enum CheckSubject<'b> {
 }
 
 impl<'b> CheckSubject<'b> {
-    pub(super) fn new(policy: &ActivePolicy, message: SingleCheckMessage<'b>) -> Result<Self, HttpError> {
+    pub(super) fn new(
+        policy: &ActivePolicy,
+        clock: &dyn Clock,
+        message: SingleCheckMessage<'b>,
+    ) -> Result<Self, HttpError> {
         match message {
             SingleCheckMessage { rule: Some(rule), client, cost, request: None } => {
                 let (rule, cost) = (rule.0, checked_cost(cost)?);
@@ -42,7 +46,7 @@ impl<'b> CheckSubject<'b> {
                 Ok(Self::Rule { rule, client, cost })
             }
             SingleCheckMessage { rule: None, client: None, cost: None, request: Some(request) } => {
-                Ok(Self::Request(Box::new(NormalRequest::from_message(policy, request)?)))
+                Ok(Self::Request(Box::new(NormalRequest::from_message(policy, clock, request)?)))
             }
             SingleCheckMessage { request: Some(_), .. } => Err(invalid(
                 "with `request`, the policy decides about rule, client and cost; remove these fields",
@@ -115,7 +119,7 @@ async fn check_one<S: Store + 'static>(
     charges: bool,
 ) -> Result<HttpResponse, HttpError> {
     let policy = &call.policy;
-    let subject = CheckSubject::new(&policy.active, message)?;
+    let subject = CheckSubject::new(&policy.active, &**call.worker.limiter.clock(), message)?;
     let state = &call.worker.http;
     let mut scratch = state.scratch();
     let now = if charges { call.record.start_decision() } else { call.worker.now() };
@@ -159,7 +163,9 @@ async fn check_batch<S: Store + 'static>(
             tokio::task::yield_now().await;
         }
         let subject = parse(message.get().as_bytes());
-        let written = match subject.and_then(|message| CheckSubject::new(&policy.active, message)) {
+        let clock_of_tokens = &**call.worker.limiter.clock();
+        let subject = subject.and_then(|message| CheckSubject::new(&policy.active, clock_of_tokens, message));
+        let written = match subject {
             Ok(subject) => {
                 let mut log = DecisionLog::Metrics { metrics, clock, start: clock.read() };
                 let ruling = subject.decide(call, &policy.active, (&mut scratch, now), true).await;

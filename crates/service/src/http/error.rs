@@ -47,7 +47,7 @@ pub(super) enum HttpError {
     Request(RequestError),
     /// Its path is ambiguous.
     Path(PathError),
-    /// Its headers are ambiguous.
+    /// Its headers are ambiguous, or a token or an API key is not valid.
     Headers(HeaderError),
     /// The policy has no such rule.
     NoRule { rule: String },
@@ -73,6 +73,7 @@ impl HttpError {
             }
             Self::Method { .. } => StatusCode::METHOD_NOT_ALLOWED,
             Self::Token { .. } => StatusCode::UNAUTHORIZED,
+            Self::Headers(error) if error.challenge().is_some() => StatusCode::UNAUTHORIZED,
             Self::UntrustedPeer | Self::ForeignHost | Self::Banned => StatusCode::FORBIDDEN,
             Self::MediaType => StatusCode::UNSUPPORTED_MEDIA_TYPE,
             Self::TooLarge { .. } => StatusCode::PAYLOAD_TOO_LARGE,
@@ -97,6 +98,7 @@ impl HttpError {
             Self::NoEndpoint => "not_found",
             Self::Method { .. } => "method_not_allowed",
             Self::Token { .. } => "unauthorized",
+            Self::Headers(error) if error.challenge().is_some() => "unauthorized",
             Self::UntrustedPeer => "untrusted_peer",
             Self::ForeignHost => "foreign_host",
             Self::MediaType => "unsupported_media_type",
@@ -146,6 +148,9 @@ impl HttpError {
             Self::Client(error) => return format!("Invalid client: {error}.").into(),
             Self::Request(error) => return format!("Invalid request: {error}.").into(),
             Self::Path(error) => return format!("Invalid path: {error}.").into(),
+            Self::Headers(error) if error.challenge().is_some() => {
+                return format!("Unauthorized: {error}.").into();
+            }
             Self::Headers(error) => return format!("Invalid request: {error}.").into(),
             Self::NoRule { rule } => return format!("The policy has no rate limit named `{rule}`.").into(),
             Self::NoRuleAmong { rule, names } => {
@@ -193,6 +198,11 @@ impl HttpError {
             Self::Method { allowed } => drop(headers.insert(ALLOW, HeaderValue::from_static(allowed))),
             Self::Token { .. } => {
                 headers.insert(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
+            }
+            Self::Headers(error) => {
+                if let Some(challenge) = error.challenge() {
+                    headers.insert(WWW_AUTHENTICATE, HeaderValue::from_static(challenge));
+                }
             }
             _ if response.status == StatusCode::SERVICE_UNAVAILABLE => {
                 write_retry_after(headers, RETRY_SECONDS);

@@ -2,6 +2,7 @@
 
 use http::header::HeaderValue;
 use tidegate_policy::{ActivePolicy, RequestError};
+use tidegate_store::Clock;
 
 use super::error::{HttpError, invalid};
 use super::message::{HeadersMessage, RequestMessage};
@@ -13,6 +14,7 @@ impl NormalRequest {
     /// The request that a message describes.
     pub(super) fn from_message(
         policy: &ActivePolicy,
+        clock: &dyn Clock,
         message: RequestMessage<'_>,
     ) -> Result<Self, HttpError> {
         let RequestMessage { method, host, path, headers, peer } = message;
@@ -20,7 +22,7 @@ impl NormalRequest {
         let host = host.map(|host| HeaderValue::from_str(&host.0)).transpose();
         let host = host.map_err(|_| HttpError::Request(RequestError::Host))?;
         let (method, target) = (method.as_bytes(), path.as_bytes());
-        Ok(Self::new(policy, DescribedRequest { method, host, target, headers, peer })?)
+        Ok(Self::new(policy, clock, DescribedRequest { method, host, target, headers, peer })?)
     }
 }
 

@@ -124,6 +124,8 @@ async fn decide<D: Store + 'static>(
     peer: IpAddr,
 ) -> Result<(AdmittedCall<D>, TimeSpan), Refusal> {
     let (host, path) = prepare(policy, parts, peer)?;
+    let directory = policy.directory.as_deref();
+    policy.matcher.apply_credentials(&mut parts.headers, directory, || limiter.clock().now())?;
     let facts =
         Facts { method: parts.method.as_str(), host: &host, path: &path, headers: &parts.headers, peer };
     let plan = policy.matcher.plan();

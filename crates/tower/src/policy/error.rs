@@ -22,7 +22,7 @@ pub enum PolicyRejection {
     /// The path is ambiguous.
     #[error(transparent)]
     Path(#[from] PathError),
-    /// The headers identify more than one client.
+    /// The headers identify more than one client, or a token or an API key is not valid.
     #[error(transparent)]
     Headers(#[from] HeaderError),
     /// The normalized path is not a valid URI.

@@ -106,8 +106,9 @@ const REWRITTEN: [(&str, [&str; 3]); 8] = [
         ["1.1.1.1, 127.0.0.1", "for=1.1.1.1;proto=https;host=b.example, for=127.0.0.1;proto=http", "https"],
     ),
     (
-        "Forwarded: for=1.1.1.1;proto=https\r\nX-Forwarded-For: 8.8.8.8, 1.1.1.1\r\n",
-        ["1.1.1.1, 127.0.0.1", "for=1.1.1.1;proto=https, for=127.0.0.1;proto=http", "https"],
+        // The proxy writes one of the two, so the other may be the client's own.
+        "Forwarded: for=1.1.1.1;proto=https;host=b.example\r\nX-Forwarded-For: 8.8.8.8, 1.1.1.1\r\n",
+        ["1.1.1.1, 127.0.0.1", "for=1.1.1.1, for=127.0.0.1;proto=http", "http"],
     ),
     ("X-Forwarded-For: 1.1.1.1, junk\r\n", ["127.0.0.1", "for=127.0.0.1;proto=http", "http"]),
     ("Forwarded: for=_hidden\r\n", ["127.0.0.1", "for=127.0.0.1;proto=http", "http"]),

@@ -49,6 +49,23 @@ fn comma_is_rejected_only_in_api_key() {
 }
 
 #[test]
+fn api_key_with_bytes_that_servers_strip_is_rejected() {
+    for key in [&b"KEY\xa0"[..], b"\xa0KEY", b"KEY\x85", b"K\tEY", b"KEY\xe2\x80\x80", b"KEY\xff"] {
+        let value = http::HeaderValue::from_bytes(key).unwrap();
+        let headers = [(HeaderName::from_static("x_key"), value)].into_iter().collect();
+        let expected = HeaderError::KeyCharacter(HeaderName::from_static("x_key"));
+        assert_eq!(rules().check(&headers), Err(expected), "{}", key.escape_ascii());
+    }
+}
+
+#[test]
+fn cookie_with_several_readings_is_rejected_by_name() {
+    let check = |value| rules().check(&map(&[("cookie", value)]));
+    assert_eq!(check("session=\"\\141bc\""), Err(HeaderError::Cookie("session".to_owned())));
+    assert_eq!(check("other=\"\\141bc\"; session=%61bc"), Ok(()));
+}
+
+#[test]
 fn connection_that_lists_identity_or_forwarding_header_is_rejected() {
     for name in
         ["X_Key", "x-user", "X-TOKEN", "cookie", "User-Agent", "forwarded", "X-Forwarded-Proto", "x-real-ip"]

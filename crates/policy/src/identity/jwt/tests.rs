@@ -4,7 +4,9 @@ use aws_lc_rs::signature::{ECDSA_P256_SHA256_FIXED_SIGNING, EcdsaKeyPair};
 use jsonwebtoken::{EncodingKey, Header, encode};
 use serde_json::json;
 
-use super::{Algorithm, ClaimSource, Jwk, KeysError, LEEWAY, Timestamp, TokenError, Value, Verifier};
+use super::{
+    Algorithm, ClaimSource, HeaderError, Jwk, KeysError, LEEWAY, Timestamp, TokenError, Value, Verifier,
+};
 
 const SECRET: &[u8] = b"a secret that is long enough for HS256";
 const NOW: u64 = 1_800_000_000;
@@ -173,7 +175,7 @@ fn token_with_non_canonical_signature_or_scheme_is_accepted() {
     let user = |value: &[u8]| {
         let mut headers = http::HeaderMap::new();
         headers.insert(http::header::AUTHORIZATION, http::HeaderValue::from_bytes(value).unwrap());
-        source.claims(&headers, now()).and_then(|claims| claims.get("sub").map(str::to_owned))
+        source.read(&headers).and_then(|reading| reading.name("sub").map(str::to_owned))
     };
     // 32 bytes are 43 digits, and the last digit has two unused bits.
     let mut other_bits = token.clone().into_bytes();
@@ -197,4 +199,82 @@ fn token_with_non_canonical_signature_or_scheme_is_accepted() {
     assert_eq!(user(forged.as_bytes()), None);
     assert_eq!(user(b"Bearer opaque"), None);
     assert_eq!(user(b"Bearer ..."), None);
+}
+
+fn source() -> ClaimSource {
+    ClaimSource::new(
+        http::header::AUTHORIZATION,
+        "sub",
+        std::sync::Arc::new(Verifier::hs256(SECRET).unwrap()),
+    )
+}
+
+fn authorization(value: &[u8]) -> http::HeaderMap {
+    let value = http::HeaderValue::from_bytes(value).unwrap();
+    [(http::header::AUTHORIZATION, value)].into_iter().collect()
+}
+
+fn user(value: &[u8]) -> Option<String> {
+    source().read(&authorization(value)).and_then(|reading| reading.name("sub").map(str::to_owned))
+}
+
+#[test]
+fn token_in_any_spelling_names_its_user() {
+    let token = hs256(&claims());
+    let (head, tail) = token.split_at(10);
+    let spellings = [
+        format!("X {token}"),
+        format!("X y, Bearer {token}"),
+        format!("Bearer:{token}"),
+        format!("1234567{token}"),
+        format!("Token token=\"{token}\""),
+        format!("Bearer {token}.x"),
+        format!("Bearer {token}=AAAA"),
+        format!("Bearer {token}AAAA"),
+        format!("Bearer {token}, x"),
+        format!("{head}Bearer {tail}"),
+        format!("Bearer {head} {tail}"),
+        format!("eyJhbGciOiJIUzI1NiJ9.{token}"),
+        format!("eyJeyJeyJ{token}"),
+    ];
+    for spelling in spellings {
+        assert_eq!(user(spelling.as_bytes()).as_deref(), Some("alice"), "{spelling}");
+        assert_eq!(source().check(&authorization(spelling.as_bytes())), Ok(()), "{spelling}");
+    }
+    for space in [&b"\xa0Bearer "[..], b"Bearer \xa0", b"\x85", b"\xc2\xa0Bearer "] {
+        assert_eq!(user(&[space, token.as_bytes()].concat()).as_deref(), Some("alice"), "{space:?}");
+    }
+}
+
+#[test]
+fn token_that_is_not_valid_now_names_its_user() {
+    for times in
+        [json!({ "exp": 7 }), json!({}), json!({ "exp": "x" }), json!({ "exp": NOW + 9, "nbf": NOW + 999 })]
+    {
+        let mut claims = json!({ "sub": "alice" });
+        claims.as_object_mut().unwrap().extend(times.as_object().unwrap().clone());
+        let headers = authorization(hs256(&claims).as_bytes());
+        let reading = source().read(&headers).unwrap();
+        assert_eq!(reading.name("sub"), Some("alice"));
+        assert!(reading.check_claim("sub", now()).is_err() && !reading.is_valid(now()), "{claims}");
+    }
+    let current = source().read(&authorization(hs256(&claims()).as_bytes())).unwrap();
+    assert!(current.check_claim("sub", now()).is_ok() && current.is_valid(now()));
+    let other = source().read(&authorization(b"Basic YTpi")).unwrap();
+    assert!(!other.is_valid(now()) && other.name("sub").is_none());
+}
+
+#[test]
+fn tokens_of_different_users_or_too_many_are_rejected() {
+    let token = |user: &str, exp: u64| hs256(&json!({ "sub": user, "exp": exp }));
+    let check = |value: String| source().check(&authorization(value.as_bytes()));
+    let (alice, old, bob) = (token("alice", NOW + 60), token("alice", 7), token("bob", 7));
+    let name = http::header::AUTHORIZATION;
+    assert_eq!(check(format!("Bearer {alice}, Bearer {old}")), Ok(()));
+    assert_eq!(check(format!("Bearer {alice}, {bob}")), Err(HeaderError::DifferentTokens(name.clone())));
+    assert_eq!(check(format!("{bob}{alice}")), Err(HeaderError::DifferentTokens(name.clone())));
+    let forged = format!("{}AAAA", &bob[..bob.len() - 4]);
+    assert_eq!(check(format!("Bearer {alice}, {forged}")), Ok(()), "a forged token names nobody");
+    assert_eq!(check([&*alice; 4].join(",")), Ok(()));
+    assert_eq!(check([&*alice; 5].join(",")), Err(HeaderError::TooManyTokens(name)));
 }

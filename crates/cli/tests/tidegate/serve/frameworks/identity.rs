@@ -193,3 +193,20 @@ fn flask_clients_without_a_keys_file_are_counted_by_address() {
     let statuses: Vec<_> = statuses.collect();
     assert_eq!(statuses, [200, 200, 200, 429, 429, 429]);
 }
+
+#[test]
+fn flask_invalid_key_is_handled_as_the_policy_says() {
+    let clients = |mode| format!("{{ tiers: {{ file: keys.csv }}, on_invalid: {mode} }}");
+    let (_app, policy, server) = start(Framework::Flask, &clients("remove"));
+    let get_identity =
+        |server: &Tidegate, key| get(&server.address, "/identity", &format!("X-API-Key: {key}\r\n"));
+    assert_eq!(seen(&get_identity(&server, "invented")).0, json!({ "key": null, "user": null }));
+    assert_eq!(seen(&get_identity(&server, "good")).0["key"], "good");
+    let removing = std::fs::read_to_string(policy.path()).unwrap();
+    policy.write(&removing.replace("on_invalid: remove", "on_invalid: reject"));
+    let server = crate::program::serve(&["--config", &policy.path()]);
+    let rejected = get_identity(&server, "invented");
+    assert_eq!((rejected.status, rejected.header("www-authenticate")), (401, Some("ApiKey")), "{rejected:?}");
+    assert_eq!(rejected.json()["error"], "unauthorized");
+    assert_eq!(seen(&get_identity(&server, "good")).0["key"], "good");
+}

@@ -2,6 +2,7 @@
 
 mod identity;
 mod paths;
+mod tokens;
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -12,6 +13,9 @@ use tidegate_testkit::message::Response;
 use tidegate_testkit::process::{PolicyFile, Process, Tidegate};
 
 use crate::program::serve;
+
+/// The secret that signs tokens.
+const TOKEN_SECRET: &str = "a secret that is long enough for HS256";
 
 /// A framework with the server that its documentation recommends.
 #[derive(Clone, Copy, Debug)]
@@ -31,7 +35,7 @@ impl Framework {
             command.env("PYTHONPATH", installed.join("python")).env("PYTHONDONTWRITEBYTECODE", "1");
             command
         };
-        match self {
+        let mut command = match self {
             Self::Express => {
                 let mut command = Command::new("node");
                 command.arg(apps.join("app.js"));
@@ -43,7 +47,9 @@ impl Framework {
             Self::Flask => {
                 python(&["gunicorn", "--bind", "127.0.0.1:0", "--header-map", "dangerous", "app_flask:app"])
             }
-        }
+        };
+        command.env("TOKEN_SECRET", TOKEN_SECRET);
+        command
     }
 }
 

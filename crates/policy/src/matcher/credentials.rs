@@ -1,0 +1,59 @@
+//! Checks the tokens and API keys of a request before it is matched.
+
+use http::HeaderMap;
+use tidegate_core::Timestamp;
+
+use super::Matcher;
+use crate::directory::Directory;
+use crate::identity::HeaderError;
+use crate::plan::OnInvalid;
+
+impl Matcher {
+    /// Rejects tokens that name different users, and invalid tokens and keys as `clients.on_invalid` says: for a caller that
+    /// cannot remove a header, `remove` is `reject`. Must run after [`HeaderRules`](crate::HeaderRules). `now` is called only
+    /// if it is needed.
+    pub fn check_credentials(
+        &self,
+        headers: &HeaderMap,
+        directory: Option<&Directory>,
+        now: impl Fn() -> Timestamp,
+    ) -> Result<(), HeaderError> {
+        let clients = &self.plan.clients;
+        let is_checked = clients.on_invalid != OnInvalid::Forward;
+        for source in self.plan.identities.token_sources() {
+            source.check(headers)?;
+            if is_checked && source.read(headers).is_some_and(|tokens| !tokens.is_valid(now())) {
+                return Err(HeaderError::InvalidToken(source.header().clone()));
+            }
+        }
+        if is_checked
+            && clients.tiers.file.is_some()
+            && let Some((name, key)) = self.plan.identities.sent_key(headers)
+        {
+            let is_listed = directory.is_some_and(|directory| directory.get(key).is_some());
+            if !is_listed && !self.exempt_keys.contains(key) {
+                return Err(HeaderError::UnknownKey(name.clone()));
+            }
+        }
+        Ok(())
+    }
+
+    /// The same, but removes invalid headers if the policy says so.
+    pub fn apply_credentials(
+        &self,
+        headers: &mut HeaderMap,
+        directory: Option<&Directory>,
+        now: impl Fn() -> Timestamp,
+    ) -> Result<(), HeaderError> {
+        loop {
+            match self.check_credentials(headers, directory, &now) {
+                Err(HeaderError::InvalidToken(name) | HeaderError::UnknownKey(name))
+                    if self.plan.clients.on_invalid == OnInvalid::Remove =>
+                {
+                    headers.remove(name);
+                }
+                checked => return checked,
+            }
+        }
+    }
+}

@@ -1,0 +1,171 @@
+//! Tokens and API keys: whom they name, and what happens to invalid ones.
+
+use std::collections::BTreeMap;
+
+use jsonwebtoken::{EncodingKey, Header, encode};
+use serde_json::{Value, json};
+
+use super::*;
+use crate::bans::{Ban, Bans, Subject};
+use crate::identity::HeaderError;
+
+const SECRET: &[u8] = b"a secret that is long enough for HS256";
+const NOW: Timestamp = Timestamp::from_secs(1_800_000_000);
+
+fn active(clients: &str) -> ActivePolicy {
+    ActivePolicy::new(compiled(clients).plan)
+}
+
+fn compiled(clients: &str) -> crate::CompiledPolicy {
+    let files: BTreeMap<String, Vec<u8>> = [
+        ("jwt.secret".to_owned(), SECRET.to_vec()),
+        ("keys.csv".to_owned(), b"listed,free\n".to_vec()),
+        ("exempt.txt".to_owned(), b"exempt\n".to_vec()),
+    ]
+    .into_iter()
+    .collect();
+    let policy = format!(
+        "
+clients:
+  identify_by: [user, ip]
+  user: {{ jwt: {{ secret_file: jwt.secret }} }}
+  tiers: {{ file: keys.csv }}
+  exempt: {{ api_keys_file: exempt.txt }}
+  {clients}
+rate_limits:
+  default: {{ requests: 5, window: 1m, penalty: {{ after: 1, for: 1m }} }}
+  tiers: {{ free: {{ requests: 5, window: 1m }} }}
+  rules:
+    - {{ name: both, per: [ip, user], requests: 5, window: 1m, penalty: {{ after: 1, for: 1m }} }}
+"
+    );
+    let compiled = crate::compile("policy.yaml", policy.as_bytes(), &files);
+    compiled.unwrap_or_else(|problems| panic!("{problems}"))
+}
+
+#[test]
+fn policy_with_tokens_that_does_not_choose_on_invalid_warns() {
+    let warnings = |clients: &str| -> Vec<String> {
+        compiled(clients).warnings.iter().map(|warning| warning.what.clone()).collect()
+    };
+    let what = "a client evades bans of users and `both` with a token that the gateway rejects and the service accepts: it is forwarded and does not count";
+    assert_eq!(warnings(""), [what]);
+    for mode in ["forward", "remove", "reject"] {
+        assert_eq!(warnings(&format!("on_invalid: {mode}")), [""; 0]);
+    }
+}
+
+fn token(claims: &Value) -> String {
+    encode(&Header::default(), claims, &EncodingKey::from_secret(SECRET)).unwrap()
+}
+
+fn expired() -> String {
+    token(&json!({ "sub": "alice", "exp": 7 }))
+}
+
+fn valid() -> String {
+    token(&json!({ "sub": "alice", "exp": 1_800_000_600 }))
+}
+
+/// The names of the counters of a request, and whether a violation locks each out; `None` if the client is banned.
+fn counters(value: &str, bans: Option<&Bans>) -> Option<Vec<(String, bool, bool)>> {
+    let active = active("on_invalid: forward");
+    let headers = headers(&[("authorization", value)]);
+    let facts = Facts { method: "GET", host: "", path: "/", headers: &headers, peer: [192, 0, 2, 1].into() };
+    let runtime = RuntimeData { directory: active.directory.as_deref(), bans };
+    let mut scratch = Scratch::default();
+    match active.matcher.admit(&facts, runtime, NOW, &mut scratch) {
+        Admission::Checked(matched) => {
+            let checks = matched.checks().iter().enumerate().map(|(at, check)| {
+                let name = crate::ClientName::from_key(check.key.client).to_string();
+                (name, matched.penalty(at).is_some(), matched.caused_penalty(at).is_some())
+            });
+            Some(checks.collect())
+        }
+        Admission::Banned { .. } => None,
+        other @ Admission::Exempt { .. } => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn expired_token_counts_its_user_without_a_penalty() {
+    let of = |name: &str, caused| (name.to_owned(), true, caused);
+    let both = of("ip:192.0.2.1+user:alice", true);
+    assert_eq!(
+        counters(&format!("Bearer {}", valid()), None),
+        Some(vec![of("user:alice", true), both.clone()])
+    );
+    for spelling in [format!("Bearer {}", expired()), format!("X y, Bearer {}", expired())] {
+        assert_eq!(
+            counters(&spelling, None),
+            Some(vec![of("user:alice", false), both.clone()]),
+            "{spelling}"
+        );
+    }
+}
+
+#[test]
+fn banned_user_is_banned_in_every_spelling_of_a_token() {
+    let subject = Subject::parse("user:alice", 64).unwrap();
+    let bans = Bans::new([Ban { subject, reason: String::new(), since: Timestamp::ZERO, until: None }]);
+    let no_expiry = token(&json!({ "sub": "alice" }));
+    let later = token(&json!({ "sub": "alice", "exp": 1_800_900_000, "nbf": 1_800_800_000 }));
+    for token in [valid(), expired(), no_expiry, later] {
+        for spelling in
+            ["Bearer TOKEN", "X TOKEN", "X y, Bearer TOKEN", "1234567TOKEN", "TOKEN=x", "Bearer TOKENx"]
+        {
+            let value = spelling.replace("TOKEN", &token);
+            assert_eq!(counters(&value, Some(&bans)), None, "{value}");
+        }
+    }
+    assert!(counters("Bearer opaque", Some(&bans)).is_some());
+}
+
+/// The result for these headers, and the names of those that are left.
+fn applied(mode: &str, lines: &[(&str, &str)]) -> Result<Vec<String>, HeaderError> {
+    let active = active(&format!("on_invalid: {mode}"));
+    let (mut headers, directory) = (headers(lines), active.directory.as_deref());
+    active.matcher.apply_credentials(&mut headers, directory, || NOW)?;
+    let mut left: Vec<_> = headers.keys().map(|name| name.as_str().to_owned()).collect();
+    left.sort();
+    Ok(left)
+}
+
+#[test]
+fn invalid_credentials_are_handled_as_the_policy_says() {
+    let bearer = |token: String| format!("Bearer {token}");
+    let forged = bearer(valid().replace('.', ".x"));
+    let invalid =
+        [forged, bearer(expired()), "Bearer opaque".to_owned(), format!("{}, {}", valid(), expired())];
+    for value in &invalid {
+        let lines = [("authorization", value.as_str()), ("accept", "*/*")];
+        assert_eq!(applied("forward", &lines).unwrap(), ["accept", "authorization"], "{value}");
+        assert_eq!(applied("remove", &lines).unwrap(), ["accept"], "{value}");
+        let error = applied("reject", &lines).unwrap_err();
+        assert_eq!(error, HeaderError::InvalidToken(http::header::AUTHORIZATION), "{value}");
+        assert!(error.challenge().unwrap().starts_with("Bearer"));
+    }
+    for mode in ["forward", "remove", "reject"] {
+        let value = bearer(valid());
+        for key in ["listed", "exempt"] {
+            let lines = [("authorization", value.as_str()), ("x-api-key", key)];
+            assert_eq!(applied(mode, &lines).unwrap(), ["authorization", "x-api-key"], "{mode} {key}");
+        }
+        assert_eq!(applied(mode, &[]).unwrap(), [""; 0]);
+    }
+    let both = [("authorization", invalid[0].as_str()), ("x-api-key", "unlisted")];
+    assert_eq!(applied("remove", &both).unwrap(), [""; 0]);
+    let error = applied("reject", &both[1..]).unwrap_err();
+    assert_eq!(error, HeaderError::UnknownKey(HeaderName::from_static("x-api-key")));
+    assert_eq!(error.challenge(), Some("ApiKey"));
+}
+
+#[test]
+fn tokens_of_two_users_are_rejected_in_every_mode() {
+    let value = format!("Bearer {}, {}", valid(), token(&json!({ "sub": "bob" })));
+    for mode in ["forward", "remove", "reject"] {
+        let error = applied(mode, &[("authorization", &value)]).unwrap_err();
+        assert_eq!(error, HeaderError::DifferentTokens(http::header::AUTHORIZATION), "{mode}");
+        assert_eq!(error.challenge(), None);
+    }
+}
