@@ -70,6 +70,18 @@ struct AttemptSetup<'a> {
     tried: &'a [usize],
 }
 
+/// How one attempt has ended.
+struct FinishedAttempt<'a> {
+    /// The place of its server.
+    index: usize,
+    /// The servers at which earlier attempts have failed.
+    tried: &'a [usize],
+    breaker: Option<AttemptPermit<'a>>,
+    end: CallEnd,
+    /// What the end says about the server.
+    outcome: CallOutcome,
+}
+
 /// The response to an attempt, and its connection.
 type Answer = (Response<UpstreamBody>, PooledConn);
 
@@ -281,7 +293,7 @@ impl<'e, S: Store + 'static> Exchange<'e, S> {
         let outcome = outcome_of(end, is_at_fault);
         // The result counts, but the server could not respond before it had the body.
         let breaker = breaker.into_inner().map(|breaker| breaker.timed(!upload.has_awaited_client()));
-        self.record_outcome(context, (index, tried), breaker, (end, outcome));
+        self.record_outcome(context, FinishedAttempt { index, tried, breaker, end, outcome });
         sent
     }
 
@@ -289,9 +301,7 @@ impl<'e, S: Store + 'static> Exchange<'e, S> {
     fn record_outcome(
         &self,
         AttemptContext { upstream, caller, .. }: &AttemptContext<'_>,
-        (index, tried): (usize, &[usize]),
-        breaker: Option<AttemptPermit<'_>>,
-        (end, outcome): (CallEnd, CallOutcome),
+        FinishedAttempt { index, tried, breaker, end, outcome }: FinishedAttempt<'_>,
     ) {
         let worker = self.worker;
         let Some(server) = upstream.servers.get(index) else { return };

@@ -74,7 +74,16 @@ struct Call {
     is_slow: bool,
     server: usize,
     wait: TimeSpan,
+    is_connect_error: bool,
 }
+
+const FAILURE: Call = Call {
+    outcome: CallOutcome::Failure,
+    is_slow: false,
+    server: 0,
+    wait: TimeSpan::ZERO,
+    is_connect_error: false,
+};
 
 struct Target {
     group: UpstreamGroup,
@@ -91,14 +100,15 @@ impl Target {
     }
 
     fn call(&self, client: ClientId, call: Call) {
-        let evidence = Evidence { client, at: self.clock.now(), counts_fully: false };
+        let counts_fully = call.is_connect_error;
+        let evidence = Evidence { client, at: self.clock.now(), counts_fully };
         let permit = self.group.resilience.breakers.try_acquire(call.server, client);
         if call.is_slow {
             self.clock.advance(TimeSpan::from_secs(2));
         }
         if let Ok(Some(permit)) = permit {
             let has_others = || self.group.serves_others(call.server, evidence);
-            permit.record(call.outcome, false, has_others);
+            permit.record(call.outcome, counts_fully, has_others);
         }
         self.group.record_outcome(call.server, call.outcome, evidence);
     }
@@ -108,7 +118,7 @@ impl Target {
         for (client, server) in
             [VICTIM, OTHER].into_iter().flat_map(|client| (0..SERVERS).map(move |s| (client, s)))
         {
-            let call = Call { outcome: CallOutcome::Success, is_slow: false, server, wait: TimeSpan::ZERO };
+            let call = Call { outcome: CallOutcome::Success, server, ..FAILURE };
             self.call(client, call);
         }
     }
@@ -145,7 +155,7 @@ prop_compose! {
         millis in prop_oneof![Just(0_u64), 0_u64..3_000],
     ) -> Call {
         let outcome = if has_failed { CallOutcome::Failure } else { CallOutcome::Success };
-        Call { outcome, is_slow, server, wait: TimeSpan::from_millis(millis) }
+        Call { outcome, is_slow, server, wait: TimeSpan::from_millis(millis), ..FAILURE }
     }
 }
 
@@ -184,10 +194,24 @@ proptest! {
         let target = Target::new(config, scope, 100);
         target.serve_others();
         target.clock.advance(TimeSpan::from_secs(10));
-        let call = Call { outcome: CallOutcome::Failure, is_slow: false, server: 0, wait: TimeSpan::ZERO };
         for _ in 0..failures {
             prop_assert!(target.is_unharmed());
-            target.call(ATTACKER, call);
+            target.call(ATTACKER, FAILURE);
+        }
+        prop_assert!(!target.is_unharmed());
+    }
+
+    #[test]
+    fn connect_errors_of_one_client_open_a_breaker_although_others_have_succeeded(
+        failures in 1_u32..8,
+        scope in scope(),
+    ) {
+        let config = BreakerConfig { failures: Some(failures), ..BreakerConfig::default() };
+        let target = Target::new(config, scope, 100);
+        target.serve_others();
+        for _ in 0..failures {
+            prop_assert!(target.is_unharmed());
+            target.call(ATTACKER, Call { is_connect_error: true, ..FAILURE });
         }
         prop_assert!(!target.is_unharmed());
     }

@@ -81,6 +81,11 @@ async fn client_that_aborts_harms_no_server() {
         tokio::task::yield_now().await;
         body.send_reset(h2::Reason::CANCEL);
     }
+    // Its response shows that all streams before it have arrived.
+    let mut client = within("capacity", client.ready()).await.expect("the connection is open");
+    let last = Request::get("http://a/").body(()).expect("a request");
+    let (response, _) = client.send_request(last, true).expect("a stream");
+    within("a response", response).await.expect("a response");
     target.assert_unharmed().await;
 }
 
