@@ -6,26 +6,21 @@
 use std::fmt;
 use std::future::Future;
 use std::pin::{Pin, pin};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use bytes::Bytes;
 use http::{Request, Response};
 use http_body_util::BodyExt;
 use http_body_util::combinators::UnsyncBoxBody;
+use hyper::body::Incoming;
 use hyper_rustls::{HttpsConnector, HttpsConnectorBuilder};
 use hyper_util::client::legacy::Client as HyperClient;
 use hyper_util::client::legacy::connect::{CaptureConnection, HttpConnector, capture_connection};
 use hyper_util::rt::{TokioExecutor, TokioTimer};
-use tokio::sync::Notify;
 
 use crate::body::SendBody;
 use crate::error::BoxError;
 use crate::watched_io::{ReceivedBytes, WatchedConnector};
-
-/// More informational responses (1xx) to one request are an error: a server could send them for ever.
-const MAX_INFORMATIONAL: usize = 100;
 
 /// The body of a response as the transport delivers it.
 pub(crate) type TransportBody = UnsyncBoxBody<Bytes, BoxError>;
@@ -119,7 +114,6 @@ impl HttpTransport for PooledTransport {
     fn send(&self, mut request: Request<SendBody>, timeout: Duration) -> TransportFuture {
         let failure = request.body().failure();
         let connection = capture_connection(&mut request);
-        let informational = InformationalCount::watch(&mut request);
         let response = self.client.request(request);
         Box::pin(async move {
             let mut watch = ConnectionWatch { connection, start: None };
@@ -139,17 +133,27 @@ impl HttpTransport for PooledTransport {
                     watch.retire_if_silent();
                     return Err(TransportError::Timeout);
                 }
-                () = informational.too_many.notified() => {
-                    return Err(TransportError::Lost("too many informational responses".into()));
-                }
             };
             let response = response.map_err(|error| match failure.and_then(|failure| failure.take()) {
                 Some(source) => TransportError::Upload(source),
                 None => error.into(),
             })?;
-            Ok(response.map(|body| body.map_err(Into::into).boxed_unsync()))
+            Ok(deliver(response))
         })
     }
+}
+
+/// Tells the connection of a response about each part of it that is delivered.
+fn deliver(mut response: Response<Incoming>) -> Response<TransportBody> {
+    let received = response.extensions_mut().remove::<ReceivedBytes>().unwrap_or_default();
+    received.mark_part();
+    response.map(|body| {
+        let body = body.map_frame(move |frame| {
+            received.mark_part();
+            frame
+        });
+        body.map_err(Into::into).boxed_unsync()
+    })
 }
 
 /// The connection of a request.
@@ -179,26 +183,6 @@ impl ConnectionWatch {
     }
 }
 
-/// Counts the informational responses to a request.
-#[derive(Default)]
-struct InformationalCount {
-    count: AtomicUsize,
-    too_many: Notify,
-}
-
-impl InformationalCount {
-    fn watch(request: &mut Request<SendBody>) -> Arc<Self> {
-        let counter = Arc::new(Self::default());
-        let shared = Arc::clone(&counter);
-        hyper::ext::on_informational(request, move |_| {
-            if shared.count.fetch_add(1, Ordering::Relaxed) == MAX_INFORMATIONAL {
-                shared.too_many.notify_one();
-            }
-        });
-        counter
-    }
-}
-
 impl From<hyper_util::client::legacy::Error> for TransportError {
     fn from(error: hyper_util::client::legacy::Error) -> Self {
         let source = std::error::Error::source(&error);
@@ -216,6 +200,8 @@ impl From<hyper_util::client::legacy::Error> for TransportError {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use tidegate_testkit::server::AcceptLoop;
     use tidegate_testkit::wait::soon;
 

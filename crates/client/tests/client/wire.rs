@@ -120,12 +120,16 @@ async fn http2_connection_that_died_is_replaced_after_an_attempt_without_any_byt
 
 #[tokio::test]
 async fn informational_responses_without_end_are_an_error() {
-    let server = AcceptLoop::start(|_, mut stream| async move {
-        let _ = stream.read(&mut [0; 1_024]).await;
-        while stream.write_all(b"HTTP/1.1 103 Early Hints\r\nLink: </a>\r\n\r\n").await.is_ok() {}
+    let hint = format!("HTTP/1.1 103 Early Hints\r\nLink: </{}>\r\n\r\n", "a".repeat(4_000));
+    let server = AcceptLoop::start(move |_, mut stream| {
+        let hint = hint.clone();
+        async move {
+            let _ = stream.read(&mut [0; 1_024]).await;
+            while stream.write_all(hint.as_bytes()).await.is_ok() {}
+        }
     })
     .await;
-    let client = quick().attempts(1).timeout(Duration::from_secs(2)).build().unwrap();
+    let client = quick().attempts(1).timeout(Duration::from_secs(15)).build().unwrap();
     let error = soon(client.get(server.url()).send()).await.unwrap_err();
     assert!(matches!(error, ClientError::ConnectionLost { .. }), "{error}");
     let few = RecordingServer::scripted(|_| {
@@ -134,6 +138,38 @@ async fn informational_responses_without_end_are_an_error() {
     });
     let response = soon(client.get(few.await.url()).send()).await.unwrap();
     assert_eq!(soon(response.text()).await.unwrap(), "ok");
+}
+
+#[tokio::test]
+async fn informational_responses_without_end_over_http2_are_an_error() {
+    let server = AcceptLoop::start(|_, stream| async move {
+        let mut connection = h2::server::handshake(stream).await.expect("HTTP/2");
+        let Some(Ok((_, mut respond))) = connection.accept().await else { return };
+        let flood = async {
+            let hint = || http::Response::builder().status(103).header("link", "a".repeat(4_000));
+            while respond.send_informational(hint().body(()).unwrap()).is_ok() {
+                tokio::task::yield_now().await;
+            }
+        };
+        tokio::select! {
+            () = flood => {}
+            _ = connection.accept() => {}
+        }
+    })
+    .await;
+    let client = quick().attempts(1).timeout(Duration::from_secs(15)).http2_only(true).build().unwrap();
+    let error = soon(client.get(server.url()).send()).await.unwrap_err();
+    assert!(matches!(error, ClientError::ConnectionLost { .. }), "{error}");
+}
+
+#[tokio::test]
+async fn long_bodies_are_not_taken_for_floods() {
+    let server = HttpServer::start(|_| async { http::Response::new(full(vec![b'x'; 40 << 20])) }).await;
+    for is_http2 in [false, true] {
+        let client = quick().attempts(1).http2_only(is_http2).build().unwrap();
+        let response = soon(client.get(server.url()).send()).await.unwrap();
+        assert_eq!(soon(response.bytes()).await.unwrap().len(), 40 << 20);
+    }
 }
 
 #[tokio::test]
