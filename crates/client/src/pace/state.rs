@@ -196,11 +196,17 @@ impl PaceState {
     }
 
     /// Charges a request again that was not sent yet. `None` if it must wait now; then it is not charged any more. The time of
-    /// a request that was spread has come already.
-    pub(crate) fn renew(&mut self, ticket: &PaceTicket, path: &str, now: Timestamp) -> Option<PaceTicket> {
+    /// a request that was spread has come already, and one that can wait only until `latest` does not wait for others.
+    pub(crate) fn renew(
+        &mut self,
+        ticket: &PaceTicket,
+        path: &str,
+        now: Timestamp,
+        latest: Timestamp,
+    ) -> Option<PaceTicket> {
         self.end(ticket, true);
         let is_held_back = self.limit_delay(path, now).is_some_and(|delay| delay.is_required);
-        let must_wait = is_held_back || self.ramp_delay(now).is_some();
+        let must_wait = is_held_back || self.ramp_delay(now).is_some_and(|delay| delay.until < latest);
         (!must_wait).then(|| self.charge(path, now))
     }
 

@@ -1,6 +1,7 @@
 //! Laws of the client on paused time, against servers that are functions.
 
 mod hostile;
+mod laws;
 mod pacing;
 mod protection;
 mod retries;
