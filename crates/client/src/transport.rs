@@ -44,17 +44,35 @@ pub(crate) enum TransportError {
     Invalid(BoxError),
 }
 
+/// The connection that a request is sent over.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum ConnectionChoice {
+    /// One that is open already, if there is one.
+    Any,
+    /// A new one: after a timeout, all open connections to the host may be dead.
+    New,
+}
+
 /// Sends one request, without any policy.
 pub(crate) trait HttpTransport: fmt::Debug + Send + Sync {
     /// The head of the response arrives within `timeout`.
-    fn send(&self, request: Request<SendBody>, timeout: Duration) -> TransportFuture;
+    fn send(
+        &self,
+        request: Request<SendBody>,
+        timeout: Duration,
+        connection: ConnectionChoice,
+    ) -> TransportFuture;
 }
 
 /// Pooled HTTP/1.1 and HTTP/2 connections, with TLS for `https`.
 #[derive(Clone, Debug)]
 pub(crate) struct PooledTransport {
-    client: HyperClient<WatchedConnector<HttpsConnector<HttpConnector>>, SendBody>,
+    pooled: ConnectionPool,
+    /// Makes a connection for each request.
+    unpooled: ConnectionPool,
 }
+
+type ConnectionPool = HyperClient<WatchedConnector<HttpsConnector<HttpConnector>>, SendBody>;
 
 /// How connections are made.
 #[derive(Clone, Debug)]
@@ -98,23 +116,31 @@ impl PooledTransport {
         } else {
             tls.enable_all_versions().wrap_connector(tcp)
         };
-        let client = HyperClient::builder(TokioExecutor::new())
+        let mut builder = HyperClient::builder(TokioExecutor::new());
+        builder
             .pool_idle_timeout(settings.idle_timeout)
             .pool_timer(TokioTimer::new())
             .timer(TokioTimer::new())
             .http2_only(settings.http2_only)
             .http2_keep_alive_interval(settings.http2_pings.interval)
-            .http2_keep_alive_timeout(settings.http2_pings.timeout)
-            .build(WatchedConnector(connector));
-        Self { client }
+            .http2_keep_alive_timeout(settings.http2_pings.timeout);
+        let pooled = builder.build(WatchedConnector(connector.clone()));
+        let unpooled = builder.pool_max_idle_per_host(0).build(WatchedConnector(connector));
+        Self { pooled, unpooled }
     }
 }
 
 impl HttpTransport for PooledTransport {
-    fn send(&self, mut request: Request<SendBody>, timeout: Duration) -> TransportFuture {
+    fn send(
+        &self,
+        mut request: Request<SendBody>,
+        timeout: Duration,
+        connection: ConnectionChoice,
+    ) -> TransportFuture {
         let failure = request.body().failure();
+        let client = if connection == ConnectionChoice::New { &self.unpooled } else { &self.pooled };
         let connection = capture_connection(&mut request);
-        let response = self.client.request(request);
+        let response = client.request(request);
         Box::pin(async move {
             let mut watch = ConnectionWatch { connection, start: None };
             let mut response = pin!(response);
@@ -228,7 +254,8 @@ mod tests {
             http2_pings: Http2Pings { interval: millis(20), timeout: millis(20) },
         });
         let request = Request::get(server.url()).body(SendBody::empty()).unwrap();
-        let error = soon(transport.send(request, Duration::from_secs(15))).await.unwrap_err();
+        let error =
+            soon(transport.send(request, Duration::from_secs(15), ConnectionChoice::Any)).await.unwrap_err();
         assert!(matches!(error, TransportError::Lost(_)), "{error:?}");
     }
 }
