@@ -25,7 +25,7 @@ use crate::host::{HostState, normalize_host};
 use crate::pace::{PacePermit, PaceTooSlow, Pacer, with_jitter};
 use crate::request::RequestOptions;
 use crate::response::{BodyEnd, BodyTimeouts, ClientResponse, IncomingBody, ResponsePermits, collect};
-use crate::transport::{TransportBody, TransportError};
+use crate::transport::{ConnectionChoice, TransportBody, TransportError};
 
 pub(crate) const IDEMPOTENCY_KEY: HeaderName = HeaderName::from_static("idempotency-key");
 
@@ -117,10 +117,10 @@ impl<'a> Call<'a> {
         let (mut delays, mut permit, mut rejection) = (settings.backoff.delays(), None, None);
         // What all attempts together may wait because a server says so, with a tenth for jitter.
         let mut waits = TimeSpan::from_micros(settings.max_wait.as_micros().saturating_mul(11) / 10);
-        let mut attempt = 1;
+        let (mut attempt, mut connection) = (1, ConnectionChoice::Any);
         loop {
             let copy = if attempt < settings.attempts { body.try_clone() } else { None };
-            let end = self.attempt(body, permit.take(), &mut waits).await;
+            let end = self.attempt(body, permit.take(), &mut waits, connection).await;
             let wait = copy.and_then(|copy| Some((self.retry_wait(&end, &mut delays, &mut waits)?, copy)));
             let Some((wait, copy)) = wait else {
                 return match end {
@@ -146,6 +146,8 @@ impl<'a> Call<'a> {
                 }
                 Err(AttemptFailure { error, .. }) => {
                     tokio::time::sleep(wait.into()).await;
+                    let is_timeout = matches!(error, ClientError::Timeout { .. });
+                    connection = if is_timeout { ConnectionChoice::New } else { ConnectionChoice::Any };
                     Some(error).filter(|error| matches!(error, ClientError::RateLimited { .. }))
                 }
             };
@@ -187,6 +189,7 @@ impl<'a> Call<'a> {
         body: SendBody,
         retry: Option<RetryPermit>,
         waits: &mut TimeSpan,
+        connection: ConnectionChoice,
     ) -> AttemptResponse {
         let never = |error| RetryKind::Never.failure(error);
         self.check_deadline().map_err(never)?;
@@ -200,11 +203,17 @@ impl<'a> Call<'a> {
         if let Some(retry) = retry {
             retry.spend();
         }
-        self.send(body, pace, permits).await
+        self.send(body, pace, permits, connection).await
     }
 
     /// Sends the request once, with everything it needs.
-    async fn send(&self, body: SendBody, pace: PacePermit, mut permits: ResponsePermits) -> AttemptResponse {
+    async fn send(
+        &self,
+        body: SendBody,
+        pace: PacePermit,
+        mut permits: ResponsePermits,
+        connection: ConnectionChoice,
+    ) -> AttemptResponse {
         let now = self.client.clock.now();
         let mut parts = self.parts.clone();
         let remaining = self.deadline.map(|deadline| {
@@ -213,7 +222,7 @@ impl<'a> Call<'a> {
         });
         let is_deadline = remaining.is_some_and(|remaining| remaining <= self.timeout);
         let timeout = remaining.map_or(self.timeout, |remaining| remaining.min(self.timeout));
-        let sent = self.client.transport.send(Request::from_parts(parts, body), timeout);
+        let sent = self.client.transport.send(Request::from_parts(parts, body), timeout, connection);
         let host = || self.host.name.to_string();
         let (end, failure) = match sent.await {
             Ok(response) => {

@@ -6,26 +6,21 @@
 use std::fmt;
 use std::future::Future;
 use std::pin::{Pin, pin};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use bytes::Bytes;
 use http::{Request, Response};
 use http_body_util::BodyExt;
 use http_body_util::combinators::UnsyncBoxBody;
+use hyper::body::Incoming;
 use hyper_rustls::{HttpsConnector, HttpsConnectorBuilder};
 use hyper_util::client::legacy::Client as HyperClient;
 use hyper_util::client::legacy::connect::{CaptureConnection, HttpConnector, capture_connection};
 use hyper_util::rt::{TokioExecutor, TokioTimer};
-use tokio::sync::Notify;
 
 use crate::body::SendBody;
 use crate::error::BoxError;
 use crate::watched_io::{ReceivedBytes, WatchedConnector};
-
-/// More informational responses (1xx) to one request are an error: a server could send them for ever.
-const MAX_INFORMATIONAL: usize = 100;
 
 /// The body of a response as the transport delivers it.
 pub(crate) type TransportBody = UnsyncBoxBody<Bytes, BoxError>;
@@ -49,17 +44,35 @@ pub(crate) enum TransportError {
     Invalid(BoxError),
 }
 
+/// The connection that a request is sent over.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum ConnectionChoice {
+    /// One that is open already, if there is one.
+    Any,
+    /// A new one: after a timeout, all open connections to the host may be dead.
+    New,
+}
+
 /// Sends one request, without any policy.
 pub(crate) trait HttpTransport: fmt::Debug + Send + Sync {
     /// The head of the response arrives within `timeout`.
-    fn send(&self, request: Request<SendBody>, timeout: Duration) -> TransportFuture;
+    fn send(
+        &self,
+        request: Request<SendBody>,
+        timeout: Duration,
+        connection: ConnectionChoice,
+    ) -> TransportFuture;
 }
 
 /// Pooled HTTP/1.1 and HTTP/2 connections, with TLS for `https`.
 #[derive(Clone, Debug)]
 pub(crate) struct PooledTransport {
-    client: HyperClient<WatchedConnector<HttpsConnector<HttpConnector>>, SendBody>,
+    pooled: ConnectionPool,
+    /// Makes a connection for each request.
+    unpooled: ConnectionPool,
 }
+
+type ConnectionPool = HyperClient<WatchedConnector<HttpsConnector<HttpConnector>>, SendBody>;
 
 /// How connections are made.
 #[derive(Clone, Debug)]
@@ -103,24 +116,31 @@ impl PooledTransport {
         } else {
             tls.enable_all_versions().wrap_connector(tcp)
         };
-        let client = HyperClient::builder(TokioExecutor::new())
+        let mut builder = HyperClient::builder(TokioExecutor::new());
+        builder
             .pool_idle_timeout(settings.idle_timeout)
             .pool_timer(TokioTimer::new())
             .timer(TokioTimer::new())
             .http2_only(settings.http2_only)
             .http2_keep_alive_interval(settings.http2_pings.interval)
-            .http2_keep_alive_timeout(settings.http2_pings.timeout)
-            .build(WatchedConnector(connector));
-        Self { client }
+            .http2_keep_alive_timeout(settings.http2_pings.timeout);
+        let pooled = builder.build(WatchedConnector(connector.clone()));
+        let unpooled = builder.pool_max_idle_per_host(0).build(WatchedConnector(connector));
+        Self { pooled, unpooled }
     }
 }
 
 impl HttpTransport for PooledTransport {
-    fn send(&self, mut request: Request<SendBody>, timeout: Duration) -> TransportFuture {
+    fn send(
+        &self,
+        mut request: Request<SendBody>,
+        timeout: Duration,
+        connection: ConnectionChoice,
+    ) -> TransportFuture {
         let failure = request.body().failure();
+        let client = if connection == ConnectionChoice::New { &self.unpooled } else { &self.pooled };
         let connection = capture_connection(&mut request);
-        let informational = InformationalCount::watch(&mut request);
-        let response = self.client.request(request);
+        let response = client.request(request);
         Box::pin(async move {
             let mut watch = ConnectionWatch { connection, start: None };
             let mut response = pin!(response);
@@ -139,17 +159,27 @@ impl HttpTransport for PooledTransport {
                     watch.retire_if_silent();
                     return Err(TransportError::Timeout);
                 }
-                () = informational.too_many.notified() => {
-                    return Err(TransportError::Lost("too many informational responses".into()));
-                }
             };
             let response = response.map_err(|error| match failure.and_then(|failure| failure.take()) {
                 Some(source) => TransportError::Upload(source),
                 None => error.into(),
             })?;
-            Ok(response.map(|body| body.map_err(Into::into).boxed_unsync()))
+            Ok(deliver(response))
         })
     }
+}
+
+/// Tells the connection of a response about each part of it that is delivered.
+fn deliver(mut response: Response<Incoming>) -> Response<TransportBody> {
+    let received = response.extensions_mut().remove::<ReceivedBytes>().unwrap_or_default();
+    received.mark_part();
+    response.map(|body| {
+        let body = body.map_frame(move |frame| {
+            received.mark_part();
+            frame
+        });
+        body.map_err(Into::into).boxed_unsync()
+    })
 }
 
 /// The connection of a request.
@@ -179,26 +209,6 @@ impl ConnectionWatch {
     }
 }
 
-/// Counts the informational responses to a request.
-#[derive(Default)]
-struct InformationalCount {
-    count: AtomicUsize,
-    too_many: Notify,
-}
-
-impl InformationalCount {
-    fn watch(request: &mut Request<SendBody>) -> Arc<Self> {
-        let counter = Arc::new(Self::default());
-        let shared = Arc::clone(&counter);
-        hyper::ext::on_informational(request, move |_| {
-            if shared.count.fetch_add(1, Ordering::Relaxed) == MAX_INFORMATIONAL {
-                shared.too_many.notify_one();
-            }
-        });
-        counter
-    }
-}
-
 impl From<hyper_util::client::legacy::Error> for TransportError {
     fn from(error: hyper_util::client::legacy::Error) -> Self {
         let source = std::error::Error::source(&error);
@@ -216,6 +226,8 @@ impl From<hyper_util::client::legacy::Error> for TransportError {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use tidegate_testkit::server::AcceptLoop;
     use tidegate_testkit::wait::soon;
 
@@ -242,7 +254,8 @@ mod tests {
             http2_pings: Http2Pings { interval: millis(20), timeout: millis(20) },
         });
         let request = Request::get(server.url()).body(SendBody::empty()).unwrap();
-        let error = soon(transport.send(request, Duration::from_secs(15))).await.unwrap_err();
+        let error =
+            soon(transport.send(request, Duration::from_secs(15), ConnectionChoice::Any)).await.unwrap_err();
         assert!(matches!(error, TransportError::Lost(_)), "{error:?}");
     }
 }

@@ -1,4 +1,7 @@
-//! Connections that count what they receive.
+//! Connections that know what they receive.
+//!
+//! A connection over which nothing arrives may be dead. One over which much arrives, but no head and no body of a response,
+//! is flooded: with informational responses (1xx), pings or whatever else costs the client time and says nothing.
 
 use std::io;
 use std::pin::Pin;
@@ -7,17 +10,29 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::{Context, Poll};
 
 use http::{Extensions, Uri};
-use hyper::rt::{Read, ReadBufCursor, Write};
 use hyper_util::client::legacy::connect::{Connected, Connection};
+use hyper_util::rt::TokioIo;
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tower_service::Service;
 
-/// Makes connections that count what they receive.
+/// A connection that receives more than this without any part of a response is closed. It is several times what an HTTP/2
+/// connection may receive before callers read it.
+const MAX_WITHOUT_RESPONSE: u64 = 16 << 20;
+
+/// Makes connections that know what they receive.
 #[derive(Clone, Debug)]
 pub(crate) struct WatchedConnector<C>(pub(crate) C);
 
-/// How often a connection has received bytes.
+/// The bytes that a connection has received.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct ReceivedBytes(Arc<AtomicU64>);
+pub(crate) struct ReceivedBytes(Arc<ReceivedCounts>);
+
+#[derive(Debug, Default)]
+struct ReceivedCounts {
+    all: AtomicU64,
+    /// All bytes when the last part of a response was delivered.
+    at_last_part: AtomicU64,
+}
 
 impl ReceivedBytes {
     /// Those of a connection that a [`WatchedConnector`] has made.
@@ -28,7 +43,18 @@ impl ReceivedBytes {
     }
 
     pub(crate) fn count(&self) -> u64 {
-        self.0.load(Ordering::Relaxed)
+        self.0.all.load(Ordering::Relaxed)
+    }
+
+    /// A part of a response was delivered.
+    pub(crate) fn mark_part(&self) {
+        self.0.at_last_part.store(self.count(), Ordering::Relaxed);
+    }
+
+    /// Counts further bytes. Returns whether they are too many without a part of a response.
+    fn add(&self, bytes: usize) -> bool {
+        let all = self.0.all.fetch_add(bytes as u64, Ordering::Relaxed) + bytes as u64;
+        all.saturating_sub(self.0.at_last_part.load(Ordering::Relaxed)) > MAX_WITHOUT_RESPONSE
     }
 }
 
@@ -36,7 +62,7 @@ impl<C> Service<Uri> for WatchedConnector<C>
 where
     C: Service<Uri, Future: Send + 'static>,
 {
-    type Response = WatchedIo<C::Response>;
+    type Response = TokioIo<WatchedIo<TokioIo<C::Response>>>;
     type Error = C::Error;
     type Future = Pin<Box<dyn Future<Output = Result<Self::Response, C::Error>> + Send>>;
 
@@ -46,11 +72,14 @@ where
 
     fn call(&mut self, url: Uri) -> Self::Future {
         let connecting = self.0.call(url);
-        Box::pin(async move { Ok(WatchedIo { io: connecting.await?, received: ReceivedBytes::default() }) })
+        Box::pin(async move {
+            let io = TokioIo::new(connecting.await?);
+            Ok(TokioIo::new(WatchedIo { io, received: ReceivedBytes::default() }))
+        })
     }
 }
 
-/// A connection that counts what it receives.
+/// A connection that knows what it receives.
 pub(crate) struct WatchedIo<T> {
     io: T,
     received: ReceivedBytes,
@@ -62,22 +91,23 @@ impl<T: Connection> Connection for WatchedIo<T> {
     }
 }
 
-impl<T: Read + Unpin> Read for WatchedIo<T> {
+impl<T: AsyncRead + Unpin> AsyncRead for WatchedIo<T> {
     fn poll_read(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
-        buffer: ReadBufCursor<'_>,
+        buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
+        let before = buffer.filled().len();
         let read = Pin::new(&mut self.io).poll_read(context, buffer);
-        if read.is_ready() {
-            // The end of the connection counts too: such a connection is retired anyway.
-            self.received.0.fetch_add(1, Ordering::Relaxed);
+        let bytes = buffer.filled().len() - before;
+        if bytes > 0 && self.received.add(bytes) {
+            return Poll::Ready(Err(io::Error::other("the server sends much and no response")));
         }
         read
     }
 }
 
-impl<T: Write + Unpin> Write for WatchedIo<T> {
+impl<T: AsyncWrite + Unpin> AsyncWrite for WatchedIo<T> {
     fn poll_write(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,

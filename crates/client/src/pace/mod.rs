@@ -42,6 +42,8 @@ pub(crate) struct PacePermit {
     pacer: Arc<Pacer>,
     path: Box<str>,
     ticket: Option<PaceTicket>,
+    /// Until when the request could have waited.
+    latest: Timestamp,
     is_sent: bool,
 }
 
@@ -113,7 +115,8 @@ impl Pacer {
             // The server would admit the request; only the pace would delay it for too long.
             _ => {
                 let ticket = Some(state.charge(path, now));
-                Ok(Ok(PacePermit { pacer: Arc::clone(self), path: path.into(), ticket, is_sent: false }))
+                let pacer = Arc::clone(self);
+                Ok(Ok(PacePermit { pacer, path: path.into(), ticket, latest, is_sent: false }))
             }
         }
     }
@@ -169,7 +172,7 @@ impl PacePermit {
     pub(crate) fn renew(&mut self) -> bool {
         let Some(ticket) = self.ticket.take() else { return false };
         let now = self.pacer.clock.now();
-        self.ticket = self.pacer.state().renew(&ticket, &self.path, now);
+        self.ticket = self.pacer.state().renew(&ticket, &self.path, now, self.latest);
         if self.ticket.is_none() {
             self.pacer.changed.notify_waiters();
         }

@@ -55,8 +55,11 @@ pub(crate) struct PaceState {
     blocked_until: Timestamp,
     /// What the body of that rejection said.
     blocked_by: RejectionBody,
-    /// Rejections in a row without `Retry-After`.
+    /// Rejections in a row without `Retry-After`. Those of requests that were sent before the last one of them arrived count
+    /// once: they say the same.
     rejections: u32,
+    /// The number of requests when the last one of them was counted.
+    rejected_before: u64,
     /// How many requests may be in flight while the host recovers from a rejection or an exhausted limit.
     ramp: Option<u32>,
 }
@@ -125,6 +128,7 @@ impl PaceState {
             blocked_until: Timestamp::ZERO,
             blocked_by: RejectionBody::default(),
             rejections: 0,
+            rejected_before: 0,
             ramp: None,
         }
     }
@@ -192,11 +196,17 @@ impl PaceState {
     }
 
     /// Charges a request again that was not sent yet. `None` if it must wait now; then it is not charged any more. The time of
-    /// a request that was spread has come already.
-    pub(crate) fn renew(&mut self, ticket: &PaceTicket, path: &str, now: Timestamp) -> Option<PaceTicket> {
+    /// a request that was spread has come already, and one that can wait only until `latest` does not wait for others.
+    pub(crate) fn renew(
+        &mut self,
+        ticket: &PaceTicket,
+        path: &str,
+        now: Timestamp,
+        latest: Timestamp,
+    ) -> Option<PaceTicket> {
         self.end(ticket, true);
         let is_held_back = self.limit_delay(path, now).is_some_and(|delay| delay.is_required);
-        let must_wait = is_held_back || self.ramp_delay(now).is_some();
+        let must_wait = is_held_back || self.ramp_delay(now).is_some_and(|delay| delay.until < latest);
         (!must_wait).then(|| self.charge(path, now))
     }
 
@@ -261,8 +271,11 @@ impl PaceState {
             self.rejections = 0;
             with_jitter(wait.min(self.horizon), random)
         } else {
-            let factor = 1_u64.checked_shl(self.rejections).unwrap_or(u64::MAX);
-            self.rejections = self.rejections.saturating_add(1);
+            if request > self.rejected_before {
+                self.rejections = self.rejections.saturating_add(1);
+                self.rejected_before = self.requests;
+            }
+            let factor = 1_u64.checked_shl(self.rejections.saturating_sub(1)).unwrap_or(u64::MAX);
             let wait = TimeSpan::from_micros(FIRST_BLOCK.as_micros().saturating_mul(factor));
             with_jitter(wait, random).min(LONGEST_BLOCK)
         };

@@ -44,7 +44,8 @@ const VALUES: [&str; 22] = [
     "Sun, 99 Foo 0000 99:99:99 GMT",
 ];
 
-fn run(test: impl Future<Output = ()>) {
+/// Runs a test on paused time.
+pub(super) fn run(test: impl Future<Output = ()>) {
     let mut runtime = tokio::runtime::Builder::new_current_thread();
     runtime.enable_all().start_paused(true).build().unwrap().block_on(test);
 }

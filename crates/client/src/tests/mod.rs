@@ -1,6 +1,7 @@
 //! Laws of the client on paused time, against servers that are functions.
 
 mod hostile;
+mod laws;
 mod pacing;
 mod protection;
 mod retries;
@@ -17,7 +18,7 @@ use tidegate_core::{TimeSpan, Timestamp};
 use tidegate_store::Clock;
 use tokio::time::Instant;
 
-use crate::transport::{HttpTransport, TransportBody, TransportError, TransportFuture};
+use crate::transport::{ConnectionChoice, HttpTransport, TransportBody, TransportError, TransportFuture};
 use crate::{Client, ClientBuilder, SendBody};
 
 pub(crate) const START: Timestamp = Timestamp::from_secs(1_700_000_000);
@@ -249,7 +250,7 @@ impl http_body::Body for HangingBody {
 struct TestTransport(Arc<TestServer>);
 
 impl HttpTransport for TestTransport {
-    fn send(&self, request: Request<SendBody>, timeout: Duration) -> TransportFuture {
+    fn send(&self, request: Request<SendBody>, timeout: Duration, _: ConnectionChoice) -> TransportFuture {
         let server = Arc::clone(&self.0);
         Box::pin(async move {
             let response = tokio::time::timeout(timeout, server.serve(request)).await;

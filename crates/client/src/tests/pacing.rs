@@ -350,3 +350,17 @@ async fn request_that_need_not_wait_is_sent_without_any_max_wait() {
         request.await.unwrap().unwrap();
     }
 }
+
+#[tokio::test(start_paused = true)]
+async fn rejections_of_requests_that_were_sent_together_count_once() {
+    let server = TestServer::new(|number, _| match number {
+        0..8 => delayed(Duration::from_millis(10 + number as u64), respond(429)),
+        _ => respond(200),
+    });
+    let client = server.client(plain());
+    let requests: Vec<_> = (0..8).map(|_| tokio::spawn(client.get(URL).send())).collect();
+    for request in requests {
+        assert_eq!(request.await.unwrap().unwrap().attempts(), 2);
+    }
+    assert!(server.clock.elapsed() < secs(2), "{:?}", server.clock.elapsed());
+}

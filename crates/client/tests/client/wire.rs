@@ -1,5 +1,6 @@
 //! HTTP over real sockets.
 
+use std::net::SocketAddr;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -16,6 +17,7 @@ use tidegate_testkit::server::{
 };
 use tidegate_testkit::wait::soon;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::sync::watch;
 
 fn quick() -> ClientBuilder {
     Client::builder().backoff(Duration::from_millis(1), Duration::from_millis(5), Jitter::Full)
@@ -86,18 +88,15 @@ async fn http2_without_tls_is_used_on_request() {
     assert_eq!(soon(response.text()).await.unwrap(), "HTTP/2.0");
 }
 
-#[tokio::test]
-async fn http2_connection_that_died_is_replaced_after_an_attempt_without_any_byte() {
-    let server = HttpServer::start(|_| async { http::Response::new(full("ok")) }).await;
-    let address = server.address;
-    let (kill, dead) = tokio::sync::watch::channel(false);
-    // The first connection dies like one whose network is gone: it stays open, and nothing arrives.
+/// A network in which the first connections die at once: they stay open, and nothing arrives.
+async fn mortal_network(server: SocketAddr, mortal: usize) -> (AcceptLoop, watch::Sender<bool>) {
+    let (kill, dead) = watch::channel(false);
     let network = AcceptLoop::start(move |number, mut stream| {
         let mut dead = dead.clone();
         async move {
-            let mut server = tokio::net::TcpStream::connect(address).await.expect("a server");
+            let mut server = tokio::net::TcpStream::connect(server).await.expect("a server");
             let death = async {
-                if number > 0 || dead.wait_for(|is_dead| *is_dead).await.is_err() {
+                if number >= mortal || dead.wait_for(|is_dead| *is_dead).await.is_err() {
                     std::future::pending::<()>().await;
                 }
             };
@@ -110,22 +109,60 @@ async fn http2_connection_that_died_is_replaced_after_an_attempt_without_any_byt
             }
         }
     });
-    let network = network.await;
+    (network.await, kill)
+}
+
+#[tokio::test]
+async fn http2_connection_that_died_is_replaced_after_an_attempt_without_any_byte() {
+    let server = HttpServer::start(|_| async { http::Response::new(full("ok")) }).await;
+    let (network, kill) = mortal_network(server.address, 1).await;
     let client = quick().http2_only(true).timeout(Duration::from_millis(500)).build().unwrap();
     assert_eq!(soon(client.get(network.url()).send()).await.unwrap().attempts(), 1);
     kill.send_replace(true);
-    assert_eq!(soon(client.get(network.url()).send()).await.unwrap().attempts(), 2);
+    let error = soon(client.post(network.url()).send()).await.unwrap_err();
+    assert!(matches!(error, ClientError::Timeout { .. }), "{error}");
     assert_eq!(soon(client.get(network.url()).send()).await.unwrap().attempts(), 1);
 }
 
 #[tokio::test]
+async fn attempt_after_a_timeout_does_not_use_another_dead_connection() {
+    let together = Arc::new(tokio::sync::Barrier::new(6));
+    let server = HttpServer::start(move |request| {
+        let together = Arc::clone(&together);
+        async move {
+            if request.uri().path() == "/together" {
+                together.wait().await;
+            }
+            http::Response::new(full("ok"))
+        }
+    });
+    let server = server.await;
+    let (network, kill) = mortal_network(server.address, 6).await;
+    let client = quick().timeout(Duration::from_millis(500)).build().unwrap();
+    let url = format!("{}/together", network.url());
+    let first: Vec<_> =
+        (0..6).map(|_| tokio::spawn(client.get(&url).timeout(Duration::from_secs(10)).send())).collect();
+    for response in first {
+        soon(soon(response).await.unwrap().unwrap().bytes()).await.unwrap();
+    }
+    kill.send_replace(true);
+    let response = soon(client.get(network.url()).send()).await.unwrap();
+    assert_eq!(response.attempts(), 2);
+    assert_eq!(soon(response.text()).await.unwrap(), "ok");
+}
+
+#[tokio::test]
 async fn informational_responses_without_end_are_an_error() {
-    let server = AcceptLoop::start(|_, mut stream| async move {
-        let _ = stream.read(&mut [0; 1_024]).await;
-        while stream.write_all(b"HTTP/1.1 103 Early Hints\r\nLink: </a>\r\n\r\n").await.is_ok() {}
+    let hint = format!("HTTP/1.1 103 Early Hints\r\nLink: </{}>\r\n\r\n", "a".repeat(4_000));
+    let server = AcceptLoop::start(move |_, mut stream| {
+        let hint = hint.clone();
+        async move {
+            let _ = stream.read(&mut [0; 1_024]).await;
+            while stream.write_all(hint.as_bytes()).await.is_ok() {}
+        }
     })
     .await;
-    let client = quick().attempts(1).timeout(Duration::from_secs(2)).build().unwrap();
+    let client = quick().attempts(1).timeout(Duration::from_secs(15)).build().unwrap();
     let error = soon(client.get(server.url()).send()).await.unwrap_err();
     assert!(matches!(error, ClientError::ConnectionLost { .. }), "{error}");
     let few = RecordingServer::scripted(|_| {
@@ -134,6 +171,38 @@ async fn informational_responses_without_end_are_an_error() {
     });
     let response = soon(client.get(few.await.url()).send()).await.unwrap();
     assert_eq!(soon(response.text()).await.unwrap(), "ok");
+}
+
+#[tokio::test]
+async fn informational_responses_without_end_over_http2_are_an_error() {
+    let server = AcceptLoop::start(|_, stream| async move {
+        let mut connection = h2::server::handshake(stream).await.expect("HTTP/2");
+        let Some(Ok((_, mut respond))) = connection.accept().await else { return };
+        let flood = async {
+            let hint = || http::Response::builder().status(103).header("link", "a".repeat(4_000));
+            while respond.send_informational(hint().body(()).unwrap()).is_ok() {
+                tokio::task::yield_now().await;
+            }
+        };
+        tokio::select! {
+            () = flood => {}
+            _ = connection.accept() => {}
+        }
+    })
+    .await;
+    let client = quick().attempts(1).timeout(Duration::from_secs(15)).http2_only(true).build().unwrap();
+    let error = soon(client.get(server.url()).send()).await.unwrap_err();
+    assert!(matches!(error, ClientError::ConnectionLost { .. }), "{error}");
+}
+
+#[tokio::test]
+async fn long_bodies_are_not_taken_for_floods() {
+    let server = HttpServer::start(|_| async { http::Response::new(full(vec![b'x'; 40 << 20])) }).await;
+    for is_http2 in [false, true] {
+        let client = quick().attempts(1).http2_only(is_http2).build().unwrap();
+        let response = soon(client.get(server.url()).send()).await.unwrap();
+        assert_eq!(soon(response.bytes()).await.unwrap().len(), 40 << 20);
+    }
 }
 
 #[tokio::test]
