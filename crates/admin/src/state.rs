@@ -1,6 +1,7 @@
 //! Bans and overrides. A change is first written to the durable store, then applied, then shared with other nodes, then
 //! acknowledged.
 
+mod change_clock;
 mod encoding;
 mod sharing;
 
@@ -166,7 +167,7 @@ impl<R: Backend> AdminState<R> {
             state.publish(&records, now);
             if was_banned {
                 let id = encoding::ban_id(&subject);
-                state.publish_change(id.clone(), |at| encoding::removal(id, at)).await;
+                state.publish_change(id.clone(), |at| encoding::removal(id, at, now)).await;
             }
             Ok(was_banned)
         })
@@ -222,7 +223,7 @@ impl<R: Backend> AdminState<R> {
             records.overrides.remove(&key);
             if was_active {
                 let id = encoding::override_id(&key);
-                state.publish_change(id.clone(), |at| encoding::removal(id, at)).await;
+                state.publish_change(id.clone(), |at| encoding::removal(id, at, now)).await;
             }
             Ok(was_active)
         })

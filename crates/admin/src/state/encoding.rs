@@ -75,13 +75,13 @@ fn penalty_id(key: &PenaltyKey) -> Vec<u8> {
     [&[PENALTY], key.rule.as_u64().to_be_bytes().as_slice(), &key.client].concat()
 }
 
-/// A record that says that `id` was removed.
-pub(super) fn removal(id: Vec<u8>, changed: Timestamp) -> SharedRecord {
-    SharedRecord { id, changed, expires: Some(changed + REMOVAL_LIFETIME), body: None }
+/// A record that says that `id` was removed at `now`.
+pub(super) fn removal(id: Vec<u8>, changed: Timestamp, now: Timestamp) -> SharedRecord {
+    SharedRecord { id, changed, expires: Some(now + REMOVAL_LIFETIME), body: None }
 }
 
-pub(super) fn penalty_removal(key: &PenaltyKey, changed: Timestamp) -> SharedRecord {
-    removal(penalty_id(key), changed)
+pub(super) fn penalty_removal(key: &PenaltyKey, changed: Timestamp, now: Timestamp) -> SharedRecord {
+    removal(penalty_id(key), changed, now)
 }
 
 pub(super) fn ban_record(ban: &Ban, changed: Timestamp) -> SharedRecord {
@@ -154,13 +154,11 @@ pub(super) fn read(record: &SharedRecord) -> Option<RemoteChange> {
         }
         PENALTY => {
             let key = read_key(key)?;
-            match body {
-                Some(body) => Some(RemoteChange::Penalty(read_penalty(key, body, record.expires)?)),
-                None => {
-                    let lifted = record.expires.map_or(record.changed, |expires| expires - REMOVAL_LIFETIME);
-                    Some(RemoteChange::RemovePenalty(key, lifted))
-                }
-            }
+            let Some(body) = body else {
+                let lifted = record.expires.map_or(record.changed, |expires| expires - REMOVAL_LIFETIME);
+                return Some(RemoteChange::RemovePenalty(key, lifted));
+            };
+            Some(RemoteChange::Penalty(read_penalty(key, body, record.expires)?))
         }
         _ => None,
     }
@@ -217,7 +215,7 @@ mod tests {
         assert!(
             matches!(read_back, Some(RemoteChange::Ban(read)) if read.subject == subject && read.reason == "abuse")
         );
-        let removed = read(&removal(ban_id(&subject), NOW));
+        let removed = read(&removal(ban_id(&subject), NOW, NOW));
         assert!(matches!(removed, Some(RemoteChange::Unban(read)) if read == subject));
     }
 
@@ -261,7 +259,7 @@ mod tests {
         };
         assert_eq!((moved.record.since, moved.record.locked_until), (end + skew, end + skew));
         assert_eq!(moved.expires_at, entry.expires_at + skew);
-        let removal = penalty_removal(&entry.key, NOW);
+        let removal = penalty_removal(&entry.key, NOW + skew, NOW);
         let RemoteChange::RemovePenalty(_, lifted) = read_elsewhere(removal) else { panic!("a removal") };
         assert_eq!(lifted, NOW + skew);
     }

@@ -7,11 +7,12 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use tidegate_core::{TimeSpan, Timestamp};
+use tidegate_core::Timestamp;
 use tidegate_store::durable::{BanRecord, DurableChange, OverrideKey};
 use tidegate_store::{PenaltyEntry, PenaltyKey, RecordExchange, SharedEvent, SharedRecord};
 use tokio::sync::mpsc;
 
+use super::change_clock::ChangeClock;
 use super::encoding::{self, RemoteChange};
 use super::{AdminRecords, AdminState};
 use crate::backend::Backend;
@@ -20,6 +21,7 @@ use crate::backend::Backend;
 #[derive(Debug)]
 pub(super) struct Sharing {
     exchange: Arc<dyn RecordExchange>,
+    clock: Arc<ChangeClock>,
     /// By the id of the record.
     changed: HashMap<Vec<u8>, Timestamp>,
     /// The penalties that came from other nodes since penalties were last written; they are not published again.
@@ -27,10 +29,9 @@ pub(super) struct Sharing {
 }
 
 impl Sharing {
-    /// The time of a change made now: later than that of the known version, even if another node's clock is ahead.
-    fn stamp(&mut self, id: &[u8], now: Timestamp) -> Timestamp {
-        let known = self.changed.get(id).map_or(Timestamp::ZERO, |known| *known + TimeSpan::from_micros(1));
-        let stamp = now.max(known);
+    /// The stamp of a change of the record `id` that is made now.
+    fn stamp(&mut self, id: &[u8]) -> Timestamp {
+        let stamp = self.clock.stamp();
         self.changed.insert(id.to_vec(), stamp);
         stamp
     }
@@ -66,8 +67,13 @@ impl<R: Backend> AdminState<R> {
     async fn begin_sharing(&self, exchange: &Arc<dyn RecordExchange>) {
         let now = self.now();
         let records = self.records.lock().await;
-        let mut sharing =
-            Sharing { exchange: Arc::clone(exchange), changed: HashMap::new(), received: HashMap::new() };
+        let changes = Arc::new(ChangeClock::new(Arc::clone(&self.clock)));
+        let mut sharing = Sharing {
+            exchange: Arc::clone(exchange),
+            clock: Arc::clone(&changes),
+            changed: HashMap::new(),
+            received: HashMap::new(),
+        };
         let mut known: Vec<SharedRecord> = Vec::new();
         // The stored records do not say when they were changed; they were not changed after they were set.
         known.extend(records.bans.values().map(|ban| encoding::ban_record(ban, ban.since)));
@@ -85,18 +91,20 @@ impl<R: Backend> AdminState<R> {
                 .iter()
                 .map(|entry| encoding::penalty_record(entry, entry.record.since.min(now))),
         );
+        for record in &known {
+            changes.observe(record.changed);
+        }
         exchange.publish(known);
         *self.sharing.lock().await = Some(sharing);
         drop(records);
-        let (lifted, clock) = (Arc::clone(exchange), Arc::clone(&self.clock));
+        let (lifted, clock) = (Arc::clone(exchange), Arc::clone(&changes));
         penalties.on_lift(Box::new(move |key| {
-            lifted.publish(vec![encoding::penalty_removal(key, clock.now())]);
+            lifted.publish(vec![encoding::penalty_removal(key, clock.stamp(), clock.now())]);
         }));
-        let (exchange, clock) = (Arc::clone(exchange), Arc::clone(&self.clock));
+        let (exchange, clock) = (Arc::clone(exchange), changes);
         penalties.on_violation(Box::new(move |entry| {
-            let now = clock.now();
-            if entry.record.lock_out(now).is_some() {
-                exchange.publish(vec![encoding::penalty_record(entry, now)]);
+            if entry.record.lock_out(clock.now()).is_some() {
+                exchange.publish(vec![encoding::penalty_record(entry, clock.stamp())]);
             } else {
                 exchange.broadcast(encoding::violation_message(entry.key.as_key()));
             }
@@ -106,7 +114,7 @@ impl<R: Backend> AdminState<R> {
     /// Publishes a change of the record `id`; `record` makes the record of that time.
     pub(super) async fn publish_change(&self, id: Vec<u8>, record: impl FnOnce(Timestamp) -> SharedRecord) {
         if let Some(sharing) = self.sharing.lock().await.as_mut() {
-            let at = sharing.stamp(&id, self.now());
+            let at = sharing.stamp(&id);
             sharing.exchange.publish(vec![record(at)]);
         }
     }
@@ -116,8 +124,8 @@ impl<R: Backend> AdminState<R> {
         if let Some(sharing) = self.sharing.lock().await.as_mut() {
             let received = std::mem::take(&mut sharing.received);
             let own = changed.iter().filter(|entry| received.get(&entry.key) != Some(*entry));
-            let now = self.now();
-            let records: Vec<_> = own.map(|entry| encoding::penalty_record(entry, now)).collect();
+            let records: Vec<_> =
+                own.map(|entry| encoding::penalty_record(entry, sharing.clock.stamp())).collect();
             if !records.is_empty() {
                 sharing.exchange.publish(records);
             }
@@ -128,7 +136,8 @@ impl<R: Backend> AdminState<R> {
     pub(super) async fn publish_lifted(&self, keys: &[PenaltyKey]) {
         if let Some(sharing) = self.sharing.lock().await.as_ref() {
             let now = self.now();
-            let removals = keys.iter().map(|key| encoding::penalty_removal(key, now));
+            let removal = |key| encoding::penalty_removal(key, sharing.clock.stamp(), now);
+            let removals = keys.iter().map(removal);
             sharing.exchange.publish(removals.collect());
         }
     }
@@ -148,6 +157,11 @@ impl<R: Backend> AdminState<R> {
         let applied = self.change(|state, mut records, now| async move {
             let mut changes = Vec::new();
             let mut overrides = Vec::new();
+            if let Some(sharing) = state.sharing.lock().await.as_ref() {
+                for record in &remote {
+                    sharing.clock.observe(record.changed);
+                }
+            }
             for record in remote {
                 let Some(change) = encoding::read(&record) else { continue };
                 match change {

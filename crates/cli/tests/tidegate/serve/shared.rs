@@ -119,6 +119,31 @@ fn ban_on_one_gateway_holds_on_the_other_and_after_redis_lost_it() {
 }
 
 #[test]
+fn bans_and_overrides_changed_before_redis_returned_with_older_data_stay_changed() {
+    /// Copies all keys of a database to another one.
+    const COPY: &str = "redis.call('SELECT', ARGV[2]) redis.call('FLUSHDB') redis.call('SELECT', ARGV[1]) \
+        for _, key in ipairs(redis.call('KEYS', '*')) do redis.call('COPY', key, key, 'DB', ARGV[2]) end";
+    let redis = RedisServer::start();
+    let [one, two] = two_gateways(&redis.url());
+    let narrow = r#"{"client":"api_key:sk_live_narrow","rule":"default","requests":3}"#;
+    assert_eq!(one.send("POST", "/v1/overrides", narrow).status, 201);
+    let statuses: Vec<_> = (0..4).map(|_| get(&one, "/", "sk_live_narrow")).collect();
+    assert_eq!(statuses, [200, 200, 200, 429]);
+    redis_cli(&redis, &["EVAL", COPY, "0", "0", "1"]);
+    let narrow = r#"{"client":"api_key:sk_live_narrow","rule":"default"}"#;
+    assert_eq!(one.send("DELETE", "/v1/overrides", narrow).status, 200);
+    let ban = r#"{"subject":"api_key:sk_live_banned","for":"1d"}"#;
+    assert_eq!(two.send("POST", "/v1/bans", ban).status, 201);
+    eventually_blocking("the ban holds on the other gateway", || get(&one, "/", "sk_live_banned") == 403);
+    redis_cli(&redis, &["EVAL", COPY, "0", "1", "0"]);
+    eventually_blocking("the override has ended", || get(&one, "/", "sk_live_narrow") == 200);
+    let three = AdminGateway::serve(policy(&redis.url()));
+    eventually_blocking("a new gateway learns the ban", || get(&three, "/", "sk_live_banned") == 403);
+    let overrides = three.send("GET", "/v1/overrides", "").json();
+    assert_eq!(overrides["overrides"].as_array().unwrap().len(), 0, "{overrides}");
+}
+
+#[test]
 fn violations_on_two_gateways_lock_a_client_out_on_both() {
     let redis = RedisServer::start();
     let [one, two] = two_gateways(&redis.url());
