@@ -149,14 +149,14 @@ async fn costs_that_the_response_settles_use_the_whole_limit() {
         let client = format!("{algorithm} {count}");
         let check = Check::new(CounterKey::new(RULE, client.as_bytes()), &limit);
         // A request reserves 10 units and uses 2. Its response comes when five others have been decided.
-        let (reserved, unused) = ([check.cost(Cost::new(10))], [check.cost(Cost::new(8))]);
-        let (mut in_progress, mut served) = (VecDeque::new(), 0);
+        let (reanswered, unused) = ([check.cost(Cost::new(10))], [check.cost(Cost::new(8))]);
+        let (mut in_progress, mut answered) = (VecDeque::new(), 0);
         for step in 0..3_000 {
             let store = &stores[step % stores.len()];
-            let decision = store.decide(&reserved, START).await.unwrap();
+            let decision = store.decide(&reanswered, START).await.unwrap();
             if decision.passes() {
                 in_progress.push_back((store, decision));
-                served += 1;
+                answered += 1;
             }
             if (in_progress.len() > 5 || step % 5 == 4)
                 && let Some((store, decision)) = in_progress.pop_front()
@@ -164,7 +164,7 @@ async fn costs_that_the_response_settles_use_the_whole_limit() {
                 store.refund(&decision.refunds(&unused), START).await.unwrap();
             }
         }
-        assert!((480..=500).contains(&served), "{client}: {served} of 500");
+        assert!((480..=500).contains(&answered), "{client}: {answered} of 500");
     }
 }
 
