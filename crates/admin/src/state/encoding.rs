@@ -154,13 +154,11 @@ pub(super) fn read(record: &SharedRecord) -> Option<RemoteChange> {
         }
         PENALTY => {
             let key = read_key(key)?;
-            match body {
-                Some(body) => Some(RemoteChange::Penalty(read_penalty(key, body, record.expires)?)),
-                None => {
-                    let lifted = record.expires.map_or(record.changed, |expires| expires - REMOVAL_LIFETIME);
-                    Some(RemoteChange::RemovePenalty(key, lifted))
-                }
-            }
+            let Some(body) = body else {
+                let lifted = record.expires.map_or(record.changed, |expires| expires - REMOVAL_LIFETIME);
+                return Some(RemoteChange::RemovePenalty(key, lifted));
+            };
+            Some(RemoteChange::Penalty(read_penalty(key, body, record.expires)?))
         }
         _ => None,
     }

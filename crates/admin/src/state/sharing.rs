@@ -91,7 +91,9 @@ impl<R: Backend> AdminState<R> {
                 .iter()
                 .map(|entry| encoding::penalty_record(entry, entry.record.since.min(now))),
         );
-        known.iter().for_each(|record| changes.observe(record.changed));
+        for record in &known {
+            changes.observe(record.changed);
+        }
         exchange.publish(known);
         *self.sharing.lock().await = Some(sharing);
         drop(records);
@@ -156,7 +158,9 @@ impl<R: Backend> AdminState<R> {
             let mut changes = Vec::new();
             let mut overrides = Vec::new();
             if let Some(sharing) = state.sharing.lock().await.as_ref() {
-                remote.iter().for_each(|record| sharing.clock.observe(record.changed));
+                for record in &remote {
+                    sharing.clock.observe(record.changed);
+                }
             }
             for record in remote {
                 let Some(change) = encoding::read(&record) else { continue };

@@ -49,6 +49,18 @@ fn apply(state: &mut HashMap<Vec<u8>, SharedRecord>, events: &mut mpsc::Receiver
     }
 }
 
+/// Redis runs an exchange of the node, which gets no reply.
+async fn lose_replies(exchange: &Exchange, link: &Link) {
+    let (known, batch) = {
+        let copy = lock(&exchange.copy);
+        (copy.cursor(), copy.next_batch(PAGE).unwrap_or_default())
+    };
+    exchange.script.pull(link, known).await.unwrap();
+    let sealed =
+        batch.iter().map(|(field, record)| (*field, record, exchange.sealer.seal_record(record).unwrap()));
+    exchange.script.push(link, known, sealed).await.unwrap();
+}
+
 async fn simulate(server: &RedisServer, link: &Arc<Link>, seed: u64) {
     let mut random = Rng::with_seed(seed);
     server.command(&["FLUSHALL"]);
@@ -58,7 +70,7 @@ async fn simulate(server: &RedisServer, link: &Arc<Link>, seed: u64) {
     for step in 1..60 {
         let number = random.usize(..NODES);
         let (exchange, events) = &mut nodes[number];
-        match random.u8(..10) {
+        match random.u8(..11) {
             0..5 => {
                 let body = random.bool().then(|| vec![step]);
                 let changed = Timestamp::from_secs(step.into());
@@ -76,6 +88,7 @@ async fn simulate(server: &RedisServer, link: &Arc<Link>, seed: u64) {
                 apply(&mut states[number], events);
             }
             8 => drop(server.command(&["EVAL", SAVE, "0"])),
+            9 => lose_replies(exchange, link).await,
             _ => drop(server.command(&["EVAL", RESTORE, "0"])),
         }
     }

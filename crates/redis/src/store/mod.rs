@@ -269,7 +269,7 @@ impl StoreState {
         }
     }
 
-    /// Refunds each group where it was charged.
+    /// Refunds each group where it was charged. The first error is that of the refund.
     async fn refund(&self, refunds: &[Refund<'_>], now: Timestamp) -> Result<(), StoreError> {
         let mut result = Ok(());
         for coordination in Coordination::ALL {
@@ -280,10 +280,18 @@ impl StoreState {
             if group.is_empty() {
                 continue;
             }
-            match self.refund_by(coordination.into(), &group, now).await {
-                Ok(()) => self.announce_refunds(coordination, &group),
-                Err(error) if is_outage(&error) => result = self.refund_failed(&group, error, now).await,
-                Err(error) => result = Err(error),
+            // Leased units may be refunded here or in Redis, so that one refund may fail and another not.
+            let together = if coordination == Coordination::Lease { 1 } else { group.len() };
+            for part in group.chunks(together) {
+                let refunded = match self.refund_by(coordination.into(), part, now).await {
+                    Ok(()) => {
+                        self.announce_refunds(coordination, part);
+                        Ok(())
+                    }
+                    Err(error) if is_outage(&error) => self.refund_failed(part, error, now).await,
+                    Err(error) => Err(error),
+                };
+                result = result.and(refunded);
             }
         }
         result

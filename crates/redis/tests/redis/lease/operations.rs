@@ -1,5 +1,6 @@
 //! The operations of a store: several checks, roles, refunds, resets, overrides, peeks and failures.
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 
 use redis::AsyncCommands;
@@ -136,6 +137,34 @@ async fn refund_of_settled_units_makes_them_available_again() {
             again += u32::from(store.decide(&checks, START).await.unwrap().passes());
         }
         assert_eq!(again, 50, "{client}");
+    }
+}
+
+#[tokio::test]
+async fn costs_that_the_response_settles_use_the_whole_limit() {
+    let server = RedisServer::start();
+    for (algorithm, count) in LEASED.into_iter().flat_map(|algorithm| [(algorithm, 1), (algorithm, 3)]) {
+        let stores = nodes(&server, count);
+        let limit = limit(algorithm, 1_000, MINUTE);
+        let client = format!("{algorithm} {count}");
+        let check = Check::new(CounterKey::new(RULE, client.as_bytes()), &limit);
+        // A request reserves 10 units and uses 2. Its response comes when five others have been decided.
+        let (reanswered, unused) = ([check.cost(Cost::new(10))], [check.cost(Cost::new(8))]);
+        let (mut in_progress, mut answered) = (VecDeque::new(), 0);
+        for step in 0..3_000 {
+            let store = &stores[step % stores.len()];
+            let decision = store.decide(&reanswered, START).await.unwrap();
+            if decision.passes() {
+                in_progress.push_back((store, decision));
+                answered += 1;
+            }
+            if (in_progress.len() > 5 || step % 5 == 4)
+                && let Some((store, decision)) = in_progress.pop_front()
+            {
+                store.refund(&decision.refunds(&unused), START).await.unwrap();
+            }
+        }
+        assert!((480..=500).contains(&answered), "{client}: {answered} of 500");
     }
 }
 
