@@ -191,6 +191,27 @@ async fn http2_upstream_connection_has_a_bounded_number_of_streams() {
 }
 
 #[tokio::test]
+async fn http2_upstream_burst_opens_as_few_connections_as_its_streams_need() {
+    const BURST: usize = 250;
+    let upstream = Http2Server::start(|_, mut respond| {
+        respond.send_response(Response::new(()), true).expect("a stream");
+    })
+    .await;
+    let gateway = gateway(&upstream.accepting.h2c(), "");
+    let mut clients = Vec::new();
+    for _ in 0..BURST {
+        clients.push(gateway.client().await);
+    }
+    for client in &mut clients {
+        client.send(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n").await;
+    }
+    for mut client in clients {
+        assert_eq!(client.response().await.map(|response| response.status), Some(200));
+    }
+    assert!(upstream.connections() <= 4, "{} connections", upstream.connections());
+}
+
+#[tokio::test]
 async fn http2_upload_that_stalls_does_not_stall_others_of_its_connection() {
     let upstream = HttpServer::start(|request: Request<hyper::body::Incoming>| async move {
         if request.uri().path() == "/stalled" {
