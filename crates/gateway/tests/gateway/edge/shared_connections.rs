@@ -225,7 +225,7 @@ async fn http2_upload_that_stalls_does_not_stall_others_of_its_connection() {
     let (client, _connection) = http2_streams(gateway.address).await;
     let sent = Arc::new(AtomicUsize::new(0));
     let mut stalled = Vec::new();
-    for _ in 0..4 {
+    for _ in 0..40 {
         let (response, stream) = post(&client, "/stalled").await;
         stalled.push((response, tokio::spawn(send_all(stream, 1 << 30, Arc::clone(&sent)))));
     }
