@@ -146,7 +146,7 @@ impl Transport {
                 let reserved = slot.take();
                 // Boxed because its state would otherwise be part of every request.
                 let opening = Box::pin(self.open_or_join(upstream, (server, reserved), &settings.keep, need));
-                opening.await?
+                (opening.await?, true)
             };
             // Not needed with a connection.
             slot = None;
@@ -163,7 +163,7 @@ impl Transport {
             conn.give_up();
             // Only new connections count: the number of idle ones is finite.
             if (is_new || is_refused) && !request.count_resend() {
-                return Err(if request.head_profile().is_some_and(HeadProfile::is_unusual) {
+                return Err(if is_refused && request.head_profile().is_some_and(HeadProfile::is_unusual) {
                     SendError::UnusualHead
                 } else {
                     SendError::Connect(io::ErrorKind::ConnectionRefused.into())
@@ -195,15 +195,14 @@ impl Transport {
         self.pool.keep_only(is_used);
     }
 
-    /// Opens a connection, or waits for one that another request opens and that it can share. Returns it, and whether it is
-    /// new.
+    /// Opens a connection, or waits for one that another request opens and that it can share.
     async fn open_or_join(
         &self,
         upstream: &UpstreamGroup,
         (server, reserved): (&Arc<Server>, Option<BulkheadPermit>),
         settings: &KeepSettings,
         need: ConnNeed,
-    ) -> Result<(Conn, bool), SendError> {
+    ) -> Result<Conn, SendError> {
         let is_shared = match server.protocol {
             ServerProtocol::Http1 => false,
             ServerProtocol::Http2 => !need.is_alone,
@@ -215,7 +214,7 @@ impl Transport {
                 return Err(SendError::Connect(io::ErrorKind::TimedOut.into()));
             }
             if let Some(conn) = self.pool.take(server, need) {
-                return Ok((conn, false));
+                return Ok(conn);
             }
             guard = Some(self.openings.begin(server));
         }
@@ -227,7 +226,7 @@ impl Transport {
         }
         // A connection that was opened is in the pool.
         drop(guard);
-        Ok((opened?, true))
+        opened
     }
 
     async fn open(

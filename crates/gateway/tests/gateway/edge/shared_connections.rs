@@ -352,6 +352,22 @@ async fn http2_server_that_closes_because_of_large_heads_is_not_held_responsible
 }
 
 #[tokio::test]
+async fn http2_server_that_refuses_large_heads_is_not_held_responsible() {
+    let upstream = Http2Server::start(|request, mut respond| {
+        if request.headers().contains_key("x-large") {
+            respond.send_reset(h2::Reason::REFUSED_STREAM);
+        } else {
+            respond.send_response(Response::new(()), true).expect("a stream");
+        }
+    })
+    .await;
+    let gateway = gateway(&upstream.accepting.h2c(), "breaker: { failures: 1 }, eject: { after: 1 }");
+    assert_eq!(gateway.send_raw(&with_header("/", 9 << 10)).await.status, 502);
+    assert_breaker_closed(&gateway);
+    assert_eq!(gateway.get_raw("/").await.status, 200);
+}
+
+#[tokio::test]
 async fn http2_large_head_shares_a_connection_once_the_server_has_accepted_one() {
     let upstream = Http2Server::start(|request, mut respond| {
         let status = if request.uri().path() == "/refused" { 431 } else { 200 };
