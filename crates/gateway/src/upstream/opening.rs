@@ -68,3 +68,39 @@ impl Drop for OpeningGuard<'_> {
         self.opening.ended.notify_waiters();
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn opening_that_ends_wakes_all_that_wait_and_reports_a_timeout() {
+        let (openings, server) = (Openings::default(), Server::parse("h2c://a:1").unwrap());
+        for times_out in [false, true] {
+            assert!(!openings.join(&server).await, "there is none to wait for");
+            let guard = openings.begin(&server);
+            let end = async {
+                tokio::task::yield_now().await;
+                if times_out {
+                    guard.time_out();
+                }
+                drop(guard);
+            };
+            let (first, second, ()) = tokio::join!(openings.join(&server), openings.join(&server), end);
+            assert_eq!((first, second), (times_out, times_out));
+        }
+    }
+
+    #[tokio::test]
+    async fn opening_has_room_for_the_streams_of_one_connection() {
+        let (openings, server) = (Openings::default(), Server::parse("h2c://a:1").unwrap());
+        let first = openings.begin(&server);
+        first.opening.waiting.set(INITIAL_STREAMS - 1);
+        assert!(!openings.join(&server).await, "it does not wait");
+        let second = openings.begin(&server);
+        drop(first);
+        assert!(Rc::ptr_eq(&openings.0.borrow()[&std::ptr::from_ref(&server)], &second.opening));
+        drop(second);
+        assert!(openings.0.borrow().is_empty());
+    }
+}
