@@ -14,7 +14,7 @@ pub struct ResourceLimits {
     pub head_bytes: usize,
     /// Bytes of the head of a response from an upstream: more than three times a request head, because a redirect may repeat
     /// the URL in an encoding that needs three bytes for one.
-    pub response_head_bytes: usize,
+    pub response_head_bytes: u32,
     /// Bytes of a request body. Bodies are streamed, so this limits time, not memory.
     pub body_bytes: u64,
     /// The minimum rate at which a client must send a body.

@@ -53,9 +53,7 @@ impl ConnectionGuard {
 const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 
 /// How much of a request body an HTTP/2 client may send before it is forwarded.
-const STREAM_WINDOW: u32 = 256 << 10;
-/// The same for all streams of a connection, so that uploads that stall leave room for others.
-const CONN_WINDOW: u32 = 16 * STREAM_WINDOW;
+const STREAM_WINDOW: u32 = 128 << 10;
 
 /// How much of a response is buffered for an HTTP/2 client that does not read it.
 const SEND_BUFFER: usize = 32 << 10;
@@ -89,7 +87,8 @@ fn http2(limits: &ResourceLimits, streams: &Rc<ResponseStreams>) -> http2::Build
         .max_local_error_reset_streams(256)
         .max_header_list_size(u32::try_from(limits.head_bytes).unwrap_or(u32::MAX))
         .initial_stream_window_size(STREAM_WINDOW)
-        .initial_connection_window_size(CONN_WINDOW)
+        // Uploads that stall leave room for all others: behind a proxy they belong to different clients.
+        .initial_connection_window_size(STREAM_WINDOW.saturating_mul(limits.streams).min(i32::MAX as u32))
         .max_send_buf_size(SEND_BUFFER)
         .keep_alive_interval(Duration::from_secs(20))
         .keep_alive_timeout(Duration::from_secs(20));

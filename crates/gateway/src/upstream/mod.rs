@@ -5,8 +5,9 @@
 //! 1. [`balance`] chooses a [`server`] of the upstream, preferably one that [`health`] has found healthy and that is not in
 //!    [`ejection`]. [`select`] skips servers whose breaker ([`breakers`]) is open. [`client_shares`] bounds what one client
 //!    contributes to either.
-//! 2. [`transport`] takes the [`forwarded_request`] and finds a connection: an idle one from the [`pool`], or a new one
-//!    from [`connect`]. It resends a request over another connection if the server has certainly not processed it.
+//! 2. [`transport`] takes the [`forwarded_request`] and finds a connection: an idle one from the [`pool`], one that another
+//!    request is [`opening`], or a new one from [`connect`]. It resends a request over another connection if the server has
+//!    certainly not processed it.
 //! 3. [`pooled_conn`] is that connection while the request uses it. It sends the request and reads the head of the
 //!    response in one of three ways: [`http1_fast`] for an HTTP/1.1 request without a body, otherwise hyper's HTTP/1.1 or
 //!    HTTP/2 over [`stream`]. [`framing`] checks the response head that hyper has read.
@@ -29,6 +30,7 @@ mod framing;
 mod head_profile;
 pub(crate) mod health;
 mod http1_fast;
+mod opening;
 mod permits;
 mod pool;
 mod pooled_conn;

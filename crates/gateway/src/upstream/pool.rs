@@ -127,6 +127,12 @@ impl ConnPool {
         })
     }
 
+    /// Whether connections to the server are known to use HTTP/2.
+    pub(super) fn has_http2(&self, server: &Server) -> bool {
+        let servers = self.servers.borrow();
+        servers.get(&std::ptr::from_ref(server)).is_some_and(|conns| !conns.http2.is_empty())
+    }
+
     /// Keeps a connection for the next request, unless a request is still being written over it.
     pub(super) fn keep(&self, server: &Arc<Server>, conn: Conn, settings: &KeepSettings) {
         if settings.is_slot_needed() {
@@ -143,13 +149,9 @@ impl ConnPool {
         });
     }
 
-    /// Adds a new HTTP/2 connection. Of connections that were opened at the same time, one is kept.
+    /// Adds a new HTTP/2 connection.
     pub(super) fn add_http2(&self, server: &Arc<Server>, http2: &Http2Conn, settings: &KeepSettings) {
-        self.with_conns(server, settings, |conns| {
-            if !conns.http2.iter().any(|kept| kept.conn.has_capacity()) {
-                conns.http2.push(IdleConn::new(http2.clone()));
-            }
-        });
+        self.with_conns(server, settings, |conns| conns.http2.push(IdleConn::new(http2.clone())));
     }
 
     /// Removes an HTTP/2 connection. Requests in progress continue.

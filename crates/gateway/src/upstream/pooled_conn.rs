@@ -28,6 +28,8 @@ use crate::http::response_body::UpstreamBody;
 
 /// Concurrent streams of one HTTP/2 connection, even if the server allows more.
 pub(super) const MAX_STREAMS: usize = 128;
+/// The same until the server has said how many it allows.
+pub(super) const INITIAL_STREAMS: usize = 100;
 
 /// Which connections a request can use.
 #[derive(Clone, Copy, Debug)]

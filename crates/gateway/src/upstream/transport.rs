@@ -17,12 +17,14 @@ use super::connection_slots::{NoConnectionSlot, PoolPressure};
 use super::forwarded_request::ForwardedRequest;
 use super::head_profile::HeadProfile;
 use super::http1_fast::{IoBuffers, PlainConn};
+use super::opening::Openings;
 use super::permits::ExchangePermits;
 use super::pool::{ConnPool, KeepSettings};
 use super::pooled_conn::{
-    AttemptError, Conn, ConnNeed, ConnSettings, Http1Conn, Http2Conn, MAX_STREAMS, PooledConn,
+    AttemptError, Conn, ConnNeed, ConnSettings, Http1Conn, Http2Conn, INITIAL_STREAMS, MAX_STREAMS,
+    PooledConn,
 };
-use super::server::{Server, UpstreamGroup};
+use super::server::{Server, ServerProtocol, UpstreamGroup};
 use super::stream::{HyperIo, UpstreamStream};
 use crate::executor::LocalExecutor;
 use crate::http::response_body::UpstreamBody;
@@ -35,9 +37,12 @@ pub(super) const MAX_RESENDS: u32 = 3;
 const STREAM_WINDOW: u32 = 128 << 10;
 /// The same for all streams of a connection: responses that nobody reads leave room for all others. It is larger than they
 /// need, because h2 closes a connection with more unread small frames than half of this window, at 256 bytes for each.
-const CONN_WINDOW: u32 = 16 * STREAM_WINDOW * MAX_STREAMS as u32;
+const CONN_WINDOW: u32 = 256 << 20;
+const _: () = assert!(CONN_WINDOW as usize >= 16 * STREAM_WINDOW as usize * MAX_STREAMS);
 /// How much of a request body is buffered for an HTTP/2 server that does not read it.
 const SEND_BUFFER: usize = 64 << 10;
+/// hyper does not allow a smaller limit of a response head.
+const MIN_MAX_HEAD: u32 = 8 << 10;
 /// Idle connections are swept at least this often within their idle timeout.
 const SWEEPS_PER_TIMEOUT: u32 = 4;
 
@@ -46,12 +51,13 @@ const SWEEPS_PER_TIMEOUT: u32 = 4;
 pub(crate) struct Transport {
     connector: Connector,
     pub(super) pool: ConnPool,
+    openings: Openings,
     pub(super) buffers: IoBuffers,
     pub(super) pressure: Arc<PoolPressure>,
     /// Quiet time after which HTTP/2 servers are pinged.
     ping: Duration,
     /// Bytes of a response head.
-    max_head: usize,
+    max_head: u32,
     /// The longest interval between sweeps of idle connections.
     max_sweep: Duration,
     /// How often idle connections are swept.
@@ -102,10 +108,11 @@ impl Transport {
         Rc::new(Self {
             connector,
             pool: ConnPool::new(),
+            openings: Openings::default(),
             buffers: IoBuffers::new(),
             pressure,
             ping: limits.upstream_ping,
-            max_head: limits.response_head_bytes,
+            max_head: limits.response_head_bytes.max(MIN_MAX_HEAD),
             max_sweep: limits.tick(),
             sweep: Cell::new(limits.tick()),
         })
@@ -138,7 +145,7 @@ impl Transport {
             } else {
                 let reserved = slot.take();
                 // Boxed because its state would otherwise be part of every request.
-                let opening = Box::pin(self.open(upstream, (server, reserved), &settings.keep, need));
+                let opening = Box::pin(self.open_or_join(upstream, (server, reserved), &settings.keep, need));
                 (opening.await?, true)
             };
             // Not needed with a connection.
@@ -156,7 +163,7 @@ impl Transport {
             conn.give_up();
             // Only new connections count: the number of idle ones is finite.
             if (is_new || is_refused) && !request.count_resend() {
-                return Err(if request.head_profile().is_some_and(HeadProfile::is_unusual) {
+                return Err(if is_refused && request.head_profile().is_some_and(HeadProfile::is_unusual) {
                     SendError::UnusualHead
                 } else {
                     SendError::Connect(io::ErrorKind::ConnectionRefused.into())
@@ -186,6 +193,40 @@ impl Transport {
     /// Closes the idle connections to servers for which `is_used` is false.
     pub(crate) fn keep_only(&self, is_used: impl Fn(&Arc<Server>) -> bool) {
         self.pool.keep_only(is_used);
+    }
+
+    /// Opens a connection, or waits for one that another request opens and that it can share.
+    async fn open_or_join(
+        &self,
+        upstream: &UpstreamGroup,
+        (server, reserved): (&Arc<Server>, Option<BulkheadPermit>),
+        settings: &KeepSettings,
+        need: ConnNeed,
+    ) -> Result<Conn, SendError> {
+        let is_shared = match server.protocol {
+            ServerProtocol::Http1 => false,
+            ServerProtocol::Http2 => !need.is_alone,
+            ServerProtocol::Tls => !need.is_alone && self.pool.has_http2(server),
+        };
+        let mut guard = None;
+        if is_shared {
+            if self.openings.join(server).await {
+                return Err(SendError::Connect(io::ErrorKind::TimedOut.into()));
+            }
+            if let Some(conn) = self.pool.take(server, need) {
+                return Ok(conn);
+            }
+            guard = Some(self.openings.begin(server));
+        }
+        let opened = self.open(upstream, (server, reserved), settings, need).await;
+        if let (Err(SendError::Connect(error)), Some(guard)) = (&opened, &guard)
+            && error.kind() == io::ErrorKind::TimedOut
+        {
+            guard.time_out();
+        }
+        // A connection that was opened is in the pool.
+        drop(guard);
+        opened
     }
 
     async fn open(
@@ -222,8 +263,9 @@ impl Transport {
             .timer(TokioTimer::new())
             .initial_stream_window_size(STREAM_WINDOW)
             .initial_connection_window_size(CONN_WINDOW)
+            .initial_max_send_streams(INITIAL_STREAMS)
             .max_send_buf_size(SEND_BUFFER)
-            .max_header_list_size(u32::try_from(self.max_head).unwrap_or(u32::MAX))
+            .max_header_list_size(self.max_head)
             .keep_alive_interval(self.ping)
             .keep_alive_timeout(self.ping / 2)
             .keep_alive_while_idle(true)
@@ -237,7 +279,8 @@ impl Transport {
     pub(super) async fn open_http1(&self, io: HyperIo) -> hyper::Result<Http1Conn> {
         let handoff = io.handoff();
         let mut builder = http1::Builder::new();
-        let (sender, connection) = builder.max_buf_size(self.max_head).handshake(TokioIo::new(io)).await?;
+        let (sender, connection) =
+            builder.max_buf_size(self.max_head as usize).handshake(TokioIo::new(io)).await?;
         // Errors are reported to the exchange that waits for the response.
         tokio::task::spawn_local(connection.with_upgrades());
         Ok(Http1Conn { sender, handoff })

@@ -191,6 +191,27 @@ async fn http2_upstream_connection_has_a_bounded_number_of_streams() {
 }
 
 #[tokio::test]
+async fn http2_upstream_burst_opens_as_few_connections_as_its_streams_need() {
+    const BURST: usize = 250;
+    let upstream = Http2Server::start(|_, mut respond| {
+        respond.send_response(Response::new(()), true).expect("a stream");
+    })
+    .await;
+    let gateway = gateway(&upstream.accepting.h2c(), "");
+    let mut clients = Vec::new();
+    for _ in 0..BURST {
+        clients.push(gateway.client().await);
+    }
+    for client in &mut clients {
+        client.send(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n").await;
+    }
+    for mut client in clients {
+        assert_eq!(client.response().await.map(|response| response.status), Some(200));
+    }
+    assert!(upstream.connections() <= 4, "{} connections", upstream.connections());
+}
+
+#[tokio::test]
 async fn http2_upload_that_stalls_does_not_stall_others_of_its_connection() {
     let upstream = HttpServer::start(|request: Request<hyper::body::Incoming>| async move {
         if request.uri().path() == "/stalled" {
@@ -204,7 +225,7 @@ async fn http2_upload_that_stalls_does_not_stall_others_of_its_connection() {
     let (client, _connection) = http2_streams(gateway.address).await;
     let sent = Arc::new(AtomicUsize::new(0));
     let mut stalled = Vec::new();
-    for _ in 0..4 {
+    for _ in 0..40 {
         let (response, stream) = post(&client, "/stalled").await;
         stalled.push((response, tokio::spawn(send_all(stream, 1 << 30, Arc::clone(&sent)))));
     }
@@ -328,6 +349,22 @@ async fn http2_server_that_closes_because_of_large_heads_is_not_held_responsible
     }
     assert_breaker_closed(&gateway);
     assert_eq!(gateway.upstream().retries, 0);
+}
+
+#[tokio::test]
+async fn http2_server_that_refuses_large_heads_is_not_held_responsible() {
+    let upstream = Http2Server::start(|request, mut respond| {
+        if request.headers().contains_key("x-large") {
+            respond.send_reset(h2::Reason::REFUSED_STREAM);
+        } else {
+            respond.send_response(Response::new(()), true).expect("a stream");
+        }
+    })
+    .await;
+    let gateway = gateway(&upstream.accepting.h2c(), "breaker: { failures: 1 }, eject: { after: 1 }");
+    assert_eq!(gateway.send_raw(&with_header("/", 9 << 10)).await.status, 502);
+    assert_breaker_closed(&gateway);
+    assert_eq!(gateway.get_raw("/").await.status, 200);
 }
 
 #[tokio::test]
