@@ -442,6 +442,20 @@ mod tests {
     }
 
     #[test]
+    fn adaptive_limit_of_unknown_clients_is_not_changed_by_a_short_burst_of_cheap_requests() {
+        let limit = AdaptiveLimit::new(AdaptiveConfig::default()).unwrap();
+        let mut now = START;
+        for turn in 0..1_000 {
+            now = now + TimeSpan::from_millis(10);
+            limit.record(0, TimeSpan::from_millis(50), now);
+            for _ in 0..if turn == 500 { 30 } else { 0 } {
+                limit.record(0, TimeSpan::from_micros(100), now);
+            }
+            assert_eq!(limit.limit(), 20, "{turn}");
+        }
+    }
+
+    #[test]
     fn adaptive_limit_shrinks_in_an_overload_that_one_client_hides_with_cheap_requests() {
         let limit = AdaptiveLimit::new(AdaptiveConfig::default()).unwrap();
         let mut now = START;

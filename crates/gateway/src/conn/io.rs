@@ -15,7 +15,7 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 use super::activity::Activity;
 use super::lingering_close::LingeringClose;
-use super::request_framing::{BodyLength, ChunkError, RequestFraming};
+use super::request_framing::{BodyLength, RequestFraming};
 use super::unparsable::BareResponse;
 
 /// Bytes that are read before hyper takes over; most heads fit.
@@ -181,7 +181,7 @@ impl<T: AsyncRead + Unpin> AsyncRead for TrackedIo<T> {
         if !this.unread.is_empty() {
             this.activity.head_was_buffered();
             let most = this.unread.len().min(buf.remaining());
-            let length = this.framing.pass(&this.unread[..most]).map_err(invalid_chunks)?;
+            let length = this.framing.pass(&this.unread[..most])?;
             buf.put_slice(&this.unread.split_to(length));
             return Poll::Ready(Ok(()));
         }
@@ -190,7 +190,7 @@ impl<T: AsyncRead + Unpin> AsyncRead for TrackedIo<T> {
         let read = &buf.filled()[before..];
         if !read.is_empty() {
             this.activity.bytes_received();
-            let length = this.framing.pass(read).map_err(invalid_chunks)?;
+            let length = this.framing.pass(read)?;
             if length < read.len() {
                 this.unread = Bytes::copy_from_slice(&read[length..]);
                 buf.set_filled(before + length);
@@ -251,10 +251,6 @@ impl<T: AsyncRead + AsyncWrite + Unpin> AsyncWrite for TrackedIo<T> {
         };
         linger.poll(Pin::new(&mut this.inner), cx).map(Ok)
     }
-}
-
-fn invalid_chunks(error: ChunkError) -> io::Error {
-    io::Error::new(io::ErrorKind::InvalidData, error)
 }
 
 /// Writes `slices`, joined if they are small: a head and a short body then need one plain system call.

@@ -32,4 +32,3 @@ pub(crate) use idle_watchdog::Watchdog;
 pub(crate) use io::poll_write_joined;
 #[cfg(test)]
 pub(crate) use io::{ClientSocket, TrackedIo};
-pub(crate) use request_framing::ChunkError;

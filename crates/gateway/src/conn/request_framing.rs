@@ -1,14 +1,12 @@
 //! Where heads and bodies end in the bytes of an HTTP/1.1 client.
 //!
-//! hyper's chunk decoder is lenient: to it, a bare LF after the last chunk starts a trailer, and everything up to the next
-//! empty line is discarded with it. It also waits for the data of a chunk of any size. So chunks are checked here, before
-//! hyper reads them.
-//!
-//! That needs the first byte of a body. Bytes are therefore passed to hyper only up to the end of a head, so that hyper has
+//! Chunks are checked before hyper reads them ([`ChunkScanner`]). That needs the first byte of a body. Bytes are therefore passed to hyper only up to the end of a head, so that hyper has
 //! nothing else when it has parsed that head. The service then reports the length that hyper has found. So no second parser
 //! of heads could disagree with hyper's.
 
 use memchr::memchr_iter;
+
+use crate::http::chunks::{ChunkError, ChunkScanner};
 
 /// The part of a message that the next byte belongs to.
 #[derive(Debug)]
@@ -44,15 +42,6 @@ impl BodyLength {
     pub(super) const ENDLESS: Self = Self::Known(u64::MAX - 1);
 }
 
-/// Why a chunked body is rejected.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub(crate) enum ChunkError {
-    #[error("the chunked body is malformed")]
-    Malformed,
-    #[error("the chunked body announces more bytes than allowed")]
-    TooLarge,
-}
-
 impl RequestFraming {
     pub(super) const START: Self = Self::Head(HeadLine::Text);
 
@@ -60,7 +49,7 @@ impl RequestFraming {
     pub(super) fn begin_body(&mut self, length: BodyLength, max_bytes: u64) {
         *self = match length {
             BodyLength::Known(length) => Self::Body(length),
-            BodyLength::Chunked => Self::Chunked(ChunkScanner::new(max_bytes)),
+            BodyLength::Chunked => Self::Chunked(ChunkScanner::for_request(max_bytes)),
         };
     }
 
@@ -128,121 +117,8 @@ impl HeadLine {
     }
 }
 
-/// Checks a chunked body (RFC 9112, section 7.1). hyper decodes it and limits the size of extensions and trailers.
-#[derive(Debug)]
-pub(super) struct ChunkScanner {
-    state: ChunkState,
-    /// The size of the chunk; while its data is read, the bytes left.
-    size: u64,
-    /// The bytes that later chunks may have.
-    left: u64,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum ChunkState {
-    /// Before the first digit of a size.
-    SizeStart,
-    Size,
-    /// After white space behind a size. Only an extension may follow.
-    SizeSpace,
-    Extension,
-    /// In a quoted string of an extension.
-    Quoted,
-    /// After a backslash in a quoted string.
-    QuotedPair,
-    SizeLf,
-    Data,
-    DataCr,
-    DataLf,
-    /// At the start of a trailer or of the empty line that ends the body.
-    TrailerStart,
-    Trailer,
-    TrailerLf,
-    EndLf,
-    End,
-}
-
-impl ChunkScanner {
-    fn new(max_bytes: u64) -> Self {
-        // Beyond 2^63 the sizes of chunks overflow in many services.
-        Self { state: ChunkState::SizeStart, size: 0, left: max_bytes.min(i64::MAX.unsigned_abs()) }
-    }
-
-    fn has_ended(&self) -> bool {
-        self.state == ChunkState::End
-    }
-
-    /// Reads up to the end of the body. Returns how many bytes were read.
-    fn scan(&mut self, bytes: &[u8]) -> Result<usize, ChunkError> {
-        let mut read = 0;
-        while let Some(byte) = bytes.get(read) {
-            match self.state {
-                ChunkState::Data => {
-                    let available = bytes.len() - read;
-                    let length = available.min(usize::try_from(self.size).unwrap_or(usize::MAX));
-                    self.size -= length as u64;
-                    read += length;
-                    if self.size == 0 {
-                        self.state = ChunkState::DataCr;
-                    }
-                }
-                ChunkState::End => break,
-                _ => {
-                    self.state = self.next(*byte)?;
-                    read += 1;
-                }
-            }
-        }
-        Ok(read)
-    }
-
-    fn next(&mut self, byte: u8) -> Result<ChunkState, ChunkError> {
-        use ChunkState::{
-            Data, DataCr, DataLf, End, EndLf, Extension, Quoted, QuotedPair, Size, SizeLf, SizeSpace,
-            SizeStart, Trailer, TrailerLf, TrailerStart,
-        };
-        let is_text = byte == b'\t' || !byte.is_ascii_control();
-        Ok(match (self.state, byte) {
-            (SizeStart | Size, b'0'..=b'9' | b'a'..=b'f' | b'A'..=b'F') => {
-                self.add_digit(byte)?;
-                Size
-            }
-            (Size | SizeSpace, b' ' | b'\t') => SizeSpace,
-            (Size | SizeSpace, b';') | (Quoted, b'"') => Extension,
-            (Size | Extension, b'\r') => SizeLf,
-            (Extension, b'"') | (QuotedPair, _) if is_text => Quoted,
-            (Quoted, b'\\') => QuotedPair,
-            (Extension | Quoted, _) if is_text => self.state,
-            (SizeLf, b'\n') if self.size == 0 => TrailerStart,
-            (SizeLf, b'\n') => {
-                self.left = self.left.checked_sub(self.size).ok_or(ChunkError::TooLarge)?;
-                Data
-            }
-            (DataCr, b'\r') => DataLf,
-            (DataLf, b'\n') => SizeStart,
-            (TrailerStart, b'\r') => EndLf,
-            (EndLf, b'\n') => End,
-            // A line that starts with white space would continue the one before.
-            (TrailerStart, b' ' | b'\t') => return Err(ChunkError::Malformed),
-            (TrailerStart | Trailer, _) if is_text => Trailer,
-            (Trailer, b'\r') => TrailerLf,
-            (TrailerLf, b'\n') => TrailerStart,
-            _ => return Err(ChunkError::Malformed),
-        })
-    }
-
-    fn add_digit(&mut self, digit: u8) -> Result<(), ChunkError> {
-        let value = char::from(digit).to_digit(16).ok_or(ChunkError::Malformed)?;
-        let size = self.size.checked_mul(16).ok_or(ChunkError::Malformed)?;
-        self.size = size | u64::from(value);
-        Ok(())
-    }
-}
-
 #[cfg(test)]
 mod tests {
-    use proptest::prelude::*;
-
     use super::*;
 
     const MAX: u64 = 1 << 20;
@@ -281,63 +157,6 @@ mod tests {
         for head in ["GET / HTTP/1.1\nA: b\n\n", "GET / HTTP/1.1\r\nA: b\r\n\n", "\r\nGET / HTTP/1.1\n\r\n"] {
             let mut framing = RequestFraming::START;
             assert_eq!(framing.pass(format!("{head}0").as_bytes()), Ok(head.len()), "{head:?}");
-        }
-    }
-
-    fn scan(body: &str) -> Result<bool, ChunkError> {
-        let mut scanner = ChunkScanner::new(MAX);
-        let read = scanner.scan(body.as_bytes())?;
-        Ok(scanner.has_ended() && read == body.len())
-    }
-
-    #[test]
-    fn chunks_beyond_the_limit_are_too_large_before_their_data() {
-        assert_eq!(scan("fffff\r\n"), Ok(false));
-        assert_eq!(scan("100001\r\n"), Err(ChunkError::TooLarge));
-        assert_eq!(scan("1\r\na\r\n100000\r\n"), Err(ChunkError::TooLarge), "together with the first");
-        for size in ["8000000000000000", "ffffffffffffffff"] {
-            let mut scanner = ChunkScanner::new(u64::MAX);
-            assert_eq!(scanner.scan(format!("{size}\r\n").as_bytes()), Err(ChunkError::TooLarge), "{size}");
-        }
-        assert_eq!(scan("10000000000000000"), Err(ChunkError::Malformed), "beyond 64 bits");
-    }
-
-    #[test]
-    fn quoted_string_of_an_extension_ends_before_its_line() {
-        assert_eq!(scan("1;a=\"b;\\\" c\" ; d\r\na\r\n0 ;e\r\n\r\n"), Ok(true));
-        for line in ["1;a=\"b\r\n", "1;a=\"b\\\"\r\n", "1;a=\"b\\\r\n", "1;\"\n", "1 a", "1\x0b;a"] {
-            assert_eq!(scan(line), Err(ChunkError::Malformed), "{line:?}");
-        }
-    }
-
-    proptest! {
-        /// What the scanner accepts has one reading: every line ends with CR LF, and no other control character is left.
-        #[test]
-        fn accepted_body_has_no_bare_line_end_outside_of_data(
-            pieces in prop::collection::vec(prop::sample::select(vec![
-                "0", "1", "a", ";", "\"", "\\", " ", "\t", ":", "\r\n", "\r", "\n", "\r\n\r\n", "X: y", "\0",
-            ]), 0..24),
-        ) {
-            let body = pieces.concat();
-            if let Ok(true) = scan(&body) {
-                // Chunks have at most 0x1a bytes of data here, so remove each by its size.
-                let mut rest = body.as_str();
-                loop {
-                    let (line, after) = rest.split_once("\r\n").unwrap();
-                    prop_assert!(!line.contains(['\r', '\n', '\0']), "{:?}", body);
-                    let size = line.split([';', ' ', '\t']).next().unwrap();
-                    let size = usize::from_str_radix(size, 16).unwrap();
-                    if size == 0 {
-                        rest = after;
-                        break;
-                    }
-                    prop_assert_eq!(&after[size..size + 2], "\r\n");
-                    rest = &after[size + 2..];
-                }
-                let trailers = rest.strip_suffix("\r\n").unwrap();
-                prop_assert!(!trailers.replace("\r\n", "").contains(['\r', '\n', '\0']), "{:?}", body);
-                prop_assert!(!trailers.contains("\r\n\r\n") && !trailers.starts_with("\r\n"), "{:?}", body);
-            }
         }
     }
 }

@@ -17,7 +17,8 @@ use http_body::{Body, Frame, SizeHint};
 use hyper::body::Incoming;
 use tidegate_policy::UnderscoreHeaders;
 
-use crate::conn::{Activity, ChunkError, UnreadBody};
+use crate::conn::{Activity, UnreadBody};
+use crate::http::chunks::ChunkError;
 use crate::http::hop_headers;
 use crate::http::response_body::{BodyError, StallTimer};
 use crate::resource_limits::MinRate;

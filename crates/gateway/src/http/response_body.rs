@@ -1,6 +1,5 @@
 //! Response bodies: streamed, never buffered as a whole.
 
-use std::future::poll_fn;
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
@@ -103,33 +102,11 @@ impl BodyError {
 #[derive(Debug)]
 pub(crate) enum UpstreamBody {
     Hyper(Incoming),
-    Started(Box<StartedBody>),
     /// Over the pooled connection.
     Plain(PlainBody),
 }
 
-/// A body of hyper whose first frame arrived with the head. Boxed because a frame is large.
-#[derive(Debug)]
-pub(crate) struct StartedBody {
-    first: Option<Frame<Bytes>>,
-    rest: Incoming,
-}
-
 impl UpstreamBody {
-    /// A body of hyper. A first chunk that arrived with the head is read now: if it is malformed, the client can still get an
-    /// error response.
-    pub(crate) async fn start(mut incoming: Incoming) -> Result<Self, hyper::Error> {
-        if incoming.size_hint().exact().is_some() {
-            return Ok(Self::Hyper(incoming));
-        }
-        match poll_fn(|cx| Poll::Ready(Pin::new(&mut incoming).poll_frame(cx))).await {
-            Poll::Ready(Some(first)) => {
-                Ok(Self::Started(Box::new(StartedBody { first: Some(first?), rest: incoming })))
-            }
-            Poll::Ready(None) | Poll::Pending => Ok(Self::Hyper(incoming)),
-        }
-    }
-
     fn poll_frame(
         &mut self,
         cx: &mut Context<'_>,
@@ -138,12 +115,6 @@ impl UpstreamBody {
         match self {
             Self::Hyper(incoming) => {
                 Pin::new(incoming).poll_frame(cx).map(|frame| Some(frame?.map_err(BodyError::from)))
-            }
-            Self::Started(body) => {
-                if let Some(first) = body.first.take() {
-                    return Poll::Ready(Some(Ok(first)));
-                }
-                Pin::new(&mut body.rest).poll_frame(cx).map(|frame| Some(frame?.map_err(BodyError::from)))
             }
             Self::Plain(plain) => {
                 let chunk = plain.poll_chunk(cx, conn.and_then(PooledConn::plain));
@@ -156,7 +127,6 @@ impl UpstreamBody {
     pub(crate) fn is_received(&self) -> bool {
         match self {
             Self::Hyper(incoming) => incoming.is_end_stream(),
-            Self::Started(body) => body.rest.is_end_stream(),
             Self::Plain(plain) => plain.is_received(),
         }
     }
@@ -164,7 +134,6 @@ impl UpstreamBody {
     fn is_end_stream(&self) -> bool {
         match self {
             Self::Hyper(incoming) => incoming.is_end_stream(),
-            Self::Started(body) => body.first.is_none() && body.rest.is_end_stream(),
             Self::Plain(plain) => plain.length() == 0,
         }
     }
@@ -172,8 +141,6 @@ impl UpstreamBody {
     fn size_hint(&self) -> SizeHint {
         match self {
             Self::Hyper(incoming) => incoming.size_hint(),
-            // It has no known length.
-            Self::Started(_) => SizeHint::default(),
             Self::Plain(plain) => SizeHint::with_exact(plain.length()),
         }
     }

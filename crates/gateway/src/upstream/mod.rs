@@ -10,7 +10,7 @@
 //!    certainly not processed it.
 //! 3. [`pooled_conn`] is that connection while the request uses it. It sends the request and reads the head of the
 //!    response in one of three ways: [`http1_fast`] for an HTTP/1.1 request without a body, otherwise hyper's HTTP/1.1 or
-//!    HTTP/2 over [`stream`]. [`framing`] checks the response head that hyper has read.
+//!    HTTP/2 over [`stream`]. [`response_chunks`] checks chunks before hyper reads them, [`framing`] the head that it has read.
 //! 4. [`timeout_wheel`] limits how long all of this takes.
 //! 5. [`retry`] decides whether another attempt follows.
 //! 6. The response body returns the connection to the [`pool`]. [`abandon`] handles exchanges that end earlier.
@@ -35,6 +35,7 @@ mod permits;
 mod pool;
 mod pooled_conn;
 mod resilience;
+mod response_chunks;
 mod retry;
 mod select;
 mod server;

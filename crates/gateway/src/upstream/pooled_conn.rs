@@ -243,7 +243,7 @@ impl PooledConn {
         let message = request.take_http1(self.in_flight.server()).ok_or(SendError::NotRepeatable)?;
         http1.handoff.expect_response();
         match http1.sender.try_send_request(message).await {
-            Ok(response) => self.take_response(response).await,
+            Ok(response) => self.take_response(response),
             Err(mut error) => match error.take_message() {
                 Some(unsent) => {
                     request.put_back(unsent);
@@ -272,7 +272,7 @@ impl PooledConn {
                 if let Some(profile) = profile {
                     self.in_flight.server().accepted_head.record(profile, response.status());
                 }
-                return self.take_response(response).await;
+                return self.take_response(response);
             }
             Err(error) => error,
         };
@@ -306,25 +306,20 @@ impl PooledConn {
             return Err(SendError::Framing.into());
         };
         match http1.sender.try_send_request(message).await {
-            Ok(response) => self.take_response(response).await,
+            Ok(response) => self.take_response(response),
             // The request was sent, so it cannot be sent again.
             Err(error) => Err(http1_failure(error.into_error()).into()),
         }
     }
 
-    async fn take_response(
+    fn take_response(
         &mut self,
         mut response: Response<Incoming>,
     ) -> Result<Response<UpstreamBody>, AttemptError> {
         let is_clear = normalize(&mut response).map_err(|_| SendError::Framing)?;
         // hyper would send HTTP/1.0 from now on, which has no chunked bodies.
         self.is_unusable = !is_clear || response.version() == Version::HTTP_10;
-        if response.version() == Version::HTTP_2 {
-            return Ok(response.map(UpstreamBody::Hyper));
-        }
-        let (head, body) = response.into_parts();
-        let body = UpstreamBody::start(body).await.map_err(SendError::Broken)?;
-        Ok(Response::from_parts(head, body))
+        Ok(response.map(UpstreamBody::Hyper))
     }
 
     /// Ends the exchange and returns the connection to the pool, unless it cannot be reused. Returns the permits.

@@ -11,6 +11,7 @@ use tokio::net::TcpStream;
 use tokio_rustls::client::TlsStream;
 
 use super::abandon::{ServerSocket, SocketHandoff};
+use super::response_chunks::ResponseChunks;
 use super::server::UpstreamConnCount;
 use crate::conn::poll_write_joined;
 
@@ -27,12 +28,15 @@ pub(super) struct HyperIo {
     /// Set for HTTP/1. A server may respond and close before it has read the whole request. hyper would not read that
     /// response after a failed write, so failed writes are reported as successful; the next read returns the end.
     ignores_write_errors: bool,
+    /// `None` for HTTP/2.
+    chunks: Option<ResponseChunks>,
 }
 
 impl HyperIo {
     pub(super) fn new(stream: UpstreamStream, count: UpstreamConnCount, is_http2: bool) -> Self {
         let socket = Some(ServerSocket { stream, count });
-        Self { socket, handoff: Arc::default(), ignores_write_errors: !is_http2 }
+        let chunks = (!is_http2).then(ResponseChunks::new);
+        Self { socket, handoff: Arc::default(), ignores_write_errors: !is_http2, chunks }
     }
 
     pub(super) fn handoff(&self) -> Arc<SocketHandoff> {
@@ -69,8 +73,16 @@ impl AsyncRead for HyperIo {
     fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         let (this, filled) = (self.get_mut(), buf.filled().len());
         let read = this.stream()?.poll_read(cx, buf);
-        if buf.filled().len() > filled {
+        let received = &buf.filled()[filled..];
+        if !received.is_empty() {
+            let is_first = !this.handoff.has_response_bytes();
             this.handoff.record_read();
+            if let Some(chunks) = &mut this.chunks {
+                if is_first {
+                    *chunks = ResponseChunks::new();
+                }
+                chunks.check(received)?;
+            }
         }
         read
     }

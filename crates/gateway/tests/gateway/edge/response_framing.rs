@@ -121,6 +121,11 @@ async fn response_with_framing_that_cannot_be_forwarded_gives_502() {
         "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n\r\n",
         "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n+5\r\nhello\r\n0\r\n\r\n",
         "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\nhello\r\n0\r\n\r\n",
+        "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\n",
+        "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nhello\r\nzz\r\n",
+        "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n0\r\nX: a\n\r\n",
+        "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5;\x1b\r\nhello\r\n0\r\n\r\n",
+        "HTTP/1.1 103 Early Hints\r\n\r\nHTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\n",
         "HTTP/1.1 200 OK\r\nContent-Length: 5\r\nContent-Length: 2\r\n\r\nhello",
         "HTTP/1.1 200 OK\r\nContent-Length: 5, 2\r\n\r\nhello",
         "HTTP/1.1 200 OK\r\nContent-Length: -5\r\n\r\nhello",
@@ -136,6 +141,28 @@ async fn response_with_framing_that_cannot_be_forwarded_gives_502() {
             assert_eq!(upstream.requests().len(), 3, "it is not sent again");
         }
     }
+}
+
+#[tokio::test]
+async fn response_to_head_that_announces_chunks_leaves_its_connection_usable() {
+    const HEAD: &[u8] = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n";
+    let upstream = RecordingServer::replying(|request| match request.method.as_str() {
+        "HEAD" => Reply::Keep(HEAD.to_vec()),
+        "POST" => Reply::Keep([HEAD, b"2 \r\nok\r\n0\r\n\r\n"].concat()),
+        _ => ok("ok"),
+    })
+    .await;
+    let gateway = TestGateway::with_limit(&[&upstream], 100, ResourceLimits::default());
+    for method in ["POST", "HEAD", "HEAD", "POST", "GET", "HEAD", "GET", "POST", "POST"] {
+        let mut client = gateway.client().await;
+        let request =
+            format!("{method} / HTTP/1.1\r\nHost: a\r\nContent-Length: 0\r\nConnection: close\r\n\r\n");
+        client.send(request.as_bytes()).await;
+        let response = String::from_utf8(client.rest().await).expect("text");
+        assert!(response.starts_with("HTTP/1.1 200 "), "{method}: {response}");
+        assert_eq!(response.contains("ok"), method != "HEAD", "{method}: {response}");
+    }
+    assert_eq!(upstream.connections(), 1);
 }
 
 #[tokio::test]

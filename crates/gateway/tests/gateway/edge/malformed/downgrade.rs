@@ -166,6 +166,13 @@ async fn http2_authority_missing_repeated_or_invalid_is_rejected() {
         ("a user in it", &[METHOD, SCHEME, PATH, (b":authority", b"u@a")], b"", Rejected),
         ("a path in it", &[METHOD, SCHEME, PATH, (b":authority", b"a/b")], b"", Rejected),
         ("a space in it", &[METHOD, SCHEME, PATH, (b":authority", b"a b")], b"", Rejected),
+        (
+            "two in fields",
+            &[METHOD, SCHEME, PATH, AUTHORITY, (b"host", b"a"), (b"host", b"a")],
+            b"",
+            Rejected,
+        ),
+        ("an invalid one in a field", &[METHOD, SCHEME, PATH, AUTHORITY, (b"host", b"a b")], b"", Rejected),
         // `:authority` takes precedence, and the `host` field is not forwarded.
         (
             "another in a field",

@@ -106,3 +106,27 @@ pub(super) fn probes() -> Vec<Probe> {
 async fn invalid_chunked_body_never_completes_a_request() {
     assert_expected(&probes()).await;
 }
+
+/// Every line end of a chunked body with trailers, replaced by everything that a lenient reader may take for one.
+#[tokio::test]
+async fn chunked_body_with_any_other_line_end_never_completes_a_request() {
+    const LINES: [&str; 6] = ["3", "abc", "0;e", "X: a", "Y: b", ""];
+    const OTHERS: [&str; 6] = ["\n", "\r", "\r\r\n", "\n\r\n", " \n", "\r\n\n"];
+    let ends = LINES.len();
+    let body = |replaced: usize, other: &str| {
+        let line = |end: usize| [LINES[end], if end == replaced { other } else { "\r\n" }].concat();
+        (0..ends).map(line).collect::<String>()
+    };
+    let mut probes =
+        vec![Probe::new("line end", "none", [HEAD, body(ends, "").as_bytes()].concat(), Forwarded(&["/a"]))];
+    for replaced in 0..ends {
+        for other in OTHERS {
+            // After the empty line that ends the body, a bare LF is an empty line before the next request.
+            let is_valid = replaced + 1 == ends && other == "\r\n\n";
+            let expected = if is_valid { Forwarded(&["/a"]) } else { Aborted(400) };
+            let bytes = [HEAD, body(replaced, other).as_bytes()].concat();
+            probes.push(Probe::new("line end", &format!("{other:?} at {replaced}"), bytes, expected));
+        }
+    }
+    assert_expected(&probes).await;
+}
