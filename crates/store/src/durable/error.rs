@@ -44,6 +44,16 @@ pub enum OpenError {
         /// The newest supported format.
         known: u64,
     },
+    /// The file was deleted or replaced while this process used it.
+    #[error(
+        "{} is no longer the file that this process has opened: it was deleted or replaced. Put the file back, or restart \
+         the process to use the new one",
+        .path.display()
+    )]
+    Replaced {
+        /// The file.
+        path: PathBuf,
+    },
     /// The file cannot be read or written.
     #[error("cannot open {}: {source}", .path.display())]
     Io {

@@ -5,9 +5,9 @@
 //! since, locked until, locked for, expires at). Times are microseconds since 1970. A new kind of record is a new table,
 //! which an older format lacks; a change to the rows of a table is a new format.
 
-use std::fs::{File, OpenOptions, TryLockError};
+use std::fs::{File, Metadata, OpenOptions, TryLockError};
 use std::io::{self, ErrorKind, Read};
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 
@@ -39,6 +39,27 @@ type PenaltyRow = (u32, u32, u64, u64, u64, u64);
 #[derive(Debug)]
 pub(super) struct DurableFile {
     database: Database,
+    /// `None` for a database in memory.
+    identity: Option<FileIdentity>,
+}
+
+/// Device and inode: they stay the same when a file is renamed, and differ from those of a file that replaces it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct FileIdentity(u64, u64);
+
+impl FileIdentity {
+    fn of(file: &Metadata) -> Self {
+        Self(file.dev(), file.ino())
+    }
+
+    /// The identity of the file at `path`; `None` if there is no file.
+    pub(super) fn at(path: &Path) -> io::Result<Option<Self>> {
+        match std::fs::metadata(path) {
+            Ok(file) => Ok(Some(Self::of(&file))),
+            Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
 }
 
 impl DurableFile {
@@ -63,11 +84,16 @@ impl DurableFile {
     }
 
     fn open_existing(path: &Path) -> Result<(Self, Contents), OpenError> {
-        if !is_intact(path).map_err(|error| error.into_open_error(path))? {
+        let into_open_error = |error: Failure| error.into_open_error(path);
+        let file = OpenOptions::new().read(true).write(true).open(path);
+        let file = file.map_err(|error| into_open_error(error.into()))?;
+        let identity = file.metadata().map_err(|error| into_open_error(error.into()))?;
+        let identity = Some(FileIdentity::of(&identity));
+        if !is_intact(&file).map_err(into_open_error)? {
             return Err(damaged(path, "checksum mismatch"));
         }
-        let database = builder().open(path).map_err(|error| Failure::from(error).into_open_error(path))?;
-        let file = Self { database };
+        let database = builder().create_file(file).map_err(|error| into_open_error(error.into()))?;
+        let file = Self { database, identity };
         let contents = file.read(path)?;
         Ok((file, contents))
     }
@@ -76,9 +102,20 @@ impl DurableFile {
     pub(super) fn in_memory() -> Result<Self, OpenError> {
         let nowhere = Path::new("memory");
         let made = builder().create_with_backend(InMemoryBackend::new());
-        let file = Self { database: made.map_err(|error| Failure::from(error).into_open_error(nowhere))? };
+        let database = made.map_err(|error| Failure::from(error).into_open_error(nowhere))?;
+        let file = Self { database, identity: None };
         file.fill(&Contents::default()).map_err(|error| error.into_open_error(nowhere))?;
         Ok(file)
+    }
+
+    pub(super) fn identity(&self) -> Option<FileIdentity> {
+        self.identity
+    }
+
+    /// Writes all contents to a new file at `path`, from which this one was deleted, and opens it.
+    pub(super) fn recreate(&self, path: &Path) -> Result<Self, OpenError> {
+        create(path, &self.read(path)?).map_err(|error| error.into_open_error(path))?;
+        Self::open(path).map(|(file, _)| file)
     }
 
     /// Writes all of `changes` or none. On return they are on disk.
@@ -182,14 +219,13 @@ fn builder() -> Builder {
 
 /// Verifies the whole file. redb repairs what it finds, even by going back to an older state. The check therefore runs on
 /// a copy in memory, so that a damaged file stays unchanged for inspection.
-fn is_intact(path: &Path) -> Result<bool, Failure> {
-    let file = File::open(path)?;
+fn is_intact(mut file: &File) -> Result<bool, Failure> {
     file.try_lock().map_err(|error| match error {
         TryLockError::WouldBlock => Failure::Database(redb::Error::DatabaseAlreadyOpen),
         TryLockError::Error(error) => Failure::Io(error),
     })?;
     let mut bytes = Vec::new();
-    (&file).read_to_end(&mut bytes)?;
+    file.read_to_end(&mut bytes)?;
     let copy = InMemoryBackend::new();
     copy.set_len(u64::try_from(bytes.len()).unwrap_or(u64::MAX))?;
     copy.write(0, &bytes)?;
@@ -210,7 +246,7 @@ fn create(path: &Path, contents: &Contents) -> Result<(), Failure> {
         .open(&unfinished)
         .map_err(Failure::Io)
         .and_then(|file| {
-            let file = DurableFile { database: builder().create_file(file)? };
+            let file = DurableFile { database: builder().create_file(file)?, identity: None };
             file.fill(contents)?;
             drop(file);
             // Unlike a rename, a hard link never replaces a file.

@@ -3,7 +3,8 @@
 //! The records are few, important and rarely changed. They live in one file that one process has open at a time. A separate
 //! thread writes, so that request threads never wait for a disk. A change is acknowledged only when it is on disk. An
 //! acknowledged change survives a kill, a crash and a power cut; any other is present completely or not at all. There are
-//! no queries: opening the file returns its contents, and the caller keeps them.
+//! no queries: opening the file returns its contents, and the caller keeps them. If the file is deleted while it is open, the
+//! next change writes a new one with all contents; if another file replaces it, changes fail.
 
 mod error;
 mod file;
@@ -14,7 +15,7 @@ use std::path::{Path, PathBuf};
 use tokio::sync::{mpsc, oneshot};
 
 pub use error::{BackupError, DurableError, OpenError};
-use file::DurableFile;
+use file::{DurableFile, FileIdentity};
 pub use record::{BanRecord, Contents, DurableChange, OverrideKey, OverrideRecord};
 
 /// The number of queued jobs; further callers wait.
@@ -40,12 +41,14 @@ impl Durable {
     /// Opens the file at `path`, or creates it if it does not exist, verifies it, and returns its contents. Blocks.
     pub fn open(path: &Path) -> Result<(Self, Contents), OpenError> {
         let (file, contents) = DurableFile::open(path)?;
-        Ok((Self::start(Writer { path: Some(path.to_owned()), file: FileState::Open(file) })?, contents))
+        let identity = file.identity();
+        let writer = Writer { path: Some(path.to_owned()), identity, file: FileState::Open(file) };
+        Ok((Self::start(writer)?, contents))
     }
 
     /// A store that is lost when the process ends.
     pub fn in_memory() -> Result<Self, OpenError> {
-        Self::start(Writer { path: None, file: FileState::Open(DurableFile::in_memory()?) })
+        Self::start(Writer { path: None, identity: None, file: FileState::Open(DurableFile::in_memory()?) })
     }
 
     fn start(mut writer: Writer) -> Result<Self, OpenError> {
@@ -95,6 +98,8 @@ impl Durable {
 struct Writer {
     /// `None` for a store in memory.
     path: Option<PathBuf>,
+    /// Which file has the contents; `None` for a store in memory.
+    identity: Option<FileIdentity>,
     file: FileState,
 }
 
@@ -121,6 +126,8 @@ impl Writer {
             Job::Release(reply) => {
                 // A database in memory cannot be handed over.
                 if self.path.is_some() {
+                    // The other process gets all contents, also if the file was deleted. If that fails, it says so.
+                    let _ = self.recreate_if_deleted();
                     self.file = FileState::Released;
                 }
                 let _ = reply.send(());
@@ -132,16 +139,40 @@ impl Writer {
     }
 
     fn apply(&mut self, changes: &[DurableChange]) -> Result<(), DurableError> {
+        self.recreate_if_deleted()?;
         let applied = self.file()?.apply(changes);
         if applied.is_err() && self.path.is_some() {
             self.file = FileState::Failed;
         }
-        applied.map_err(|reason| DurableError::Write { reason })
+        applied.map_err(|reason| DurableError::Write { reason })?;
+        // What was written to a file that is gone is lost at the end of the process.
+        self.require_identity().map_err(|error| DurableError::Write { reason: error.to_string() })
+    }
+
+    /// Writes a new file if the open one was deleted.
+    fn recreate_if_deleted(&mut self) -> Result<(), DurableError> {
+        let (Some(path), FileState::Open(file)) = (&self.path, &self.file) else { return Ok(()) };
+        let failed = |error: OpenError| DurableError::Write { reason: error.to_string() };
+        let found = FileIdentity::at(path);
+        if matches!(found, Ok(None)) {
+            let file = file.recreate(path).map_err(failed)?;
+            self.identity = file.identity();
+            self.file = FileState::Open(file);
+        }
+        self.require_identity().map_err(failed)
+    }
+
+    /// Checks that the file at the path is the one with the contents.
+    fn require_identity(&self) -> Result<(), OpenError> {
+        let Some(path) = &self.path else { return Ok(()) };
+        let found = FileIdentity::at(path);
+        let found = found.map_err(|source| OpenError::Io { path: path.clone(), source })?;
+        if found == self.identity { Ok(()) } else { Err(OpenError::Replaced { path: path.clone() }) }
     }
 
     fn file(&mut self) -> Result<&DurableFile, DurableError> {
         if let (FileState::Failed, Some(path)) = (&self.file, &self.path) {
-            let reopened = DurableFile::open(path);
+            let reopened = self.require_identity().and_then(|()| DurableFile::open(path));
             let (file, _) = reopened.map_err(|error| DurableError::Write { reason: error.to_string() })?;
             self.file = FileState::Open(file);
         }
@@ -155,6 +186,7 @@ impl Writer {
         let Some(path) = &self.path else { return Ok(Contents::default()) };
         // The file is locked while it is open, so close it first.
         self.file = FileState::Failed;
+        self.require_identity()?;
         let (file, contents) = DurableFile::open(path)?;
         self.file = FileState::Open(file);
         Ok(contents)

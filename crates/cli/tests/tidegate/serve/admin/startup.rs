@@ -124,3 +124,32 @@ fn admin_command_without_token_or_gateway_names_the_problem() {
     assert!(error.contains("rejects the token in"), "{error}");
     std::fs::remove_file(token).unwrap();
 }
+
+#[test]
+fn state_file_deleted_or_replaced_loses_no_acknowledged_change() {
+    let gateway = AdminGateway::start("");
+    let ban = |gateway: &AdminGateway, user: &str| {
+        gateway.send("POST", "/v1/bans", &format!(r#"{{"subject":"user:{user}"}}"#)).status
+    };
+    let file = format!("{}/tidegate.redb", state(&gateway.policy));
+    assert_eq!(ban(&gateway, "bob"), 201);
+    std::fs::remove_file(&file).unwrap();
+    assert_eq!(ban(&gateway, "eve"), 201);
+    let gateway = gateway.restart();
+    for user in ["bob", "eve"] {
+        assert_eq!(gateway.get(&format!("X-User: {user}\r\n")), 403, "{user}");
+    }
+    // Another file, even a valid one, does not have the acknowledged changes.
+    let copy = format!("{file}.copy");
+    std::fs::copy(&file, &copy).unwrap();
+    let original = format!("{file}.original");
+    std::fs::rename(&file, &original).unwrap();
+    std::fs::rename(&copy, &file).unwrap();
+    let response = gateway.send("POST", "/v1/bans", r#"{"subject":"user:mallory"}"#);
+    assert_eq!(response.status, 500, "{response:?}");
+    assert!(response.text().contains("was deleted or replaced"), "{response:?}");
+    std::fs::rename(&original, &file).unwrap();
+    assert_eq!(ban(&gateway, "mallory"), 201);
+    let gateway = gateway.restart();
+    assert_eq!(gateway.get("X-User: mallory\r\n"), 403);
+}
