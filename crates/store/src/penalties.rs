@@ -2,8 +2,9 @@
 //!
 //! A bounded table with an entry for each client that has violated a rule with a penalty, until the entry expires. The
 //! arithmetic is in [`Penalty`]. A lookup costs one load if the shard is empty, and a short lock otherwise. When the table is
-//! full, expired entries are evicted first, then those with the lowest level; clients that are locked out are never
-//! evicted. Violations without room are not recorded; the limits still apply.
+//! full, expired entries are evicted first, then those with the lowest level that are not locked out. Lock-outs take at most
+//! seven eighths of the table: beyond that, the one with the lowest level that ends first is evicted, so the hardest offenders
+//! stay. Violations without room are not recorded; the limits still apply.
 
 mod shard;
 
@@ -313,6 +314,11 @@ impl Penalties {
     /// The number of violations that were not recorded for lack of room, since the start.
     pub fn unrecorded(&self) -> u64 {
         self.unrecorded.load(Ordering::Relaxed)
+    }
+
+    /// The number of lock-outs that ended early because the table was full of harder ones, since the start.
+    pub fn dropped_lock_outs(&self) -> u64 {
+        self.parts.iter().map(|part| part.with(|shard| shard.dropped())).sum()
     }
 
     fn part(&self, hash: u64) -> Option<&ShardLock> {

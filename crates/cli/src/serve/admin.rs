@@ -129,6 +129,16 @@ impl Backend for AdminBackend {
         self.limiter().store().write_metrics(&mut page);
         let (bans, help) = ("tidegate_bans", "Active bans set by operators.");
         page.single(bans, MetricKind::Gauge, help, self.limiter().bans().len());
+        let (unrecorded, help) = (
+            "tidegate_violations_unrecorded_total",
+            "Violations that lead to no lock-out because the table is full, or the name of the client too long.",
+        );
+        page.single(unrecorded, MetricKind::Counter, help, self.limiter().penalties().unrecorded());
+        let (dropped, help) = (
+            "tidegate_lock_outs_dropped_total",
+            "Lock-outs that ended early because the table was full of harder offenders.",
+        );
+        page.single(dropped, MetricKind::Counter, help, self.limiter().penalties().dropped_lock_outs());
         self.certificates.write(&mut page);
         (page.into_text(), Exposition::CONTENT_TYPE)
     }

@@ -17,6 +17,8 @@ pub(super) struct Shard {
     /// Keys removed since the last `take_changes`; at most `max`.
     removed: Vec<PenaltyKey>,
     is_partial: bool,
+    /// Lock-outs that were evicted.
+    dropped: u64,
 }
 
 #[derive(Debug)]
@@ -28,11 +30,17 @@ struct ShardEntry {
 
 impl Shard {
     pub(super) fn new(max: usize, max_bytes: usize) -> Self {
-        Self { table: HashTable::new(), max, bytes: 0, max_bytes, removed: Vec::new(), is_partial: false }
+        let (table, removed) = (HashTable::new(), Vec::new());
+        Self { table, max, bytes: 0, max_bytes, removed, is_partial: false, dropped: 0 }
     }
 
     pub(super) fn len(&self) -> usize {
         self.table.len()
+    }
+
+    /// The number of lock-outs that were evicted for harder ones.
+    pub(super) fn dropped(&self) -> u64 {
+        self.dropped
     }
 
     pub(super) fn iter(&self) -> impl Iterator<Item = &PenaltyEntry> {
@@ -58,6 +66,9 @@ impl Shard {
                 entry.penalty.record = record;
                 entry.penalty.expires_at = expires_at;
                 entry.is_changed = true;
+                if record.lock_out(now).is_some() {
+                    self.limit_lock_outs(now);
+                }
             }
             return Some(record);
         }
@@ -66,6 +77,9 @@ impl Shard {
         let penalty = PenaltyEntry { key: PenaltyKey::of(key), record, expires_at };
         self.bytes += key.client.len();
         self.table.insert_unique(hash, ShardEntry { hash, penalty, is_changed: true }, |entry| entry.hash);
+        if record.lock_out(now).is_some() {
+            self.limit_lock_outs(now);
+        }
         Some(record)
     }
 
@@ -111,6 +125,29 @@ impl Shard {
             self.remove(hash, key.as_key());
         }
         Some(())
+    }
+
+    /// Evicts lock-outs that take more than seven eighths of the shard: those with the lowest level, and of these those that end
+    /// first. The rest is left to violations of other clients, so that a harder offender can always get in.
+    fn limit_lock_outs(&mut self, now: Timestamp) {
+        let (max, max_bytes) = (self.max - self.max / 8, self.max_bytes - self.max_bytes / 8);
+        if self.table.len() <= max && self.bytes <= max_bytes {
+            return;
+        }
+        loop {
+            let is_locked_out = |entry: &&ShardEntry| entry.penalty.record.lock_out(now).is_some();
+            let locked_out = || self.table.iter().filter(is_locked_out);
+            let bytes: usize = locked_out().map(|entry| entry.penalty.key.client.len()).sum();
+            if locked_out().count() <= max && bytes <= max_bytes {
+                return;
+            }
+            let least = locked_out()
+                .min_by_key(|entry| (entry.penalty.record.level, entry.penalty.record.locked_until));
+            let Some(least) = least else { return };
+            let (hash, key) = (least.hash, least.penalty.key.clone());
+            self.remove(hash, key.as_key());
+            self.dropped += 1;
+        }
     }
 
     fn note_removed(&mut self, penalty: PenaltyEntry) {

@@ -61,6 +61,27 @@ fn table_full_of_lock_outs_records_no_other_client_until_they_expire() {
 }
 
 #[test]
+fn table_full_of_lock_outs_still_locks_out_a_new_offender_and_keeps_the_hardest() {
+    let penalties = Penalties::with_cap(640);
+    for n in 0_u32..20 {
+        let client = format!("hard-{n}");
+        lock_out(&penalties, client.as_bytes(), at(0));
+        assert_eq!(lock_out(&penalties, client.as_bytes(), at(60)), Some(TimeSpan::from_secs(120)));
+    }
+    // As from the networks of a /48: more first lock-outs than the table has room for.
+    for n in 0_u32..7_000 {
+        lock_out(&penalties, &n.to_be_bytes(), at(61));
+    }
+    assert!(penalties.len() <= 640);
+    assert_eq!(lock_out(&penalties, b"late", at(62)), Some(TimeSpan::from_secs(60)));
+    assert!(penalties.lock_out(key(b"late"), at(63)).is_some());
+    for n in 0_u32..20 {
+        assert!(penalties.lock_out(key(format!("hard-{n}").as_bytes()), at(62)).is_some(), "{n}");
+    }
+    assert!(penalties.dropped_lock_outs() > 5_000, "{}", penalties.dropped_lock_outs());
+}
+
+#[test]
 fn repeat_offender_is_evicted_after_first_time_offenders() {
     let penalties = Penalties::with_cap(640);
     lock_out(&penalties, b"again", at(0));
