@@ -144,3 +144,12 @@ fn dependency_warnings_are_lines_of_json_and_limited_in_number() {
     );
     assert!(warnings[0]["message"].as_str().unwrap().starts_with("recv PING ack"), "{}", warnings[0]);
 }
+
+#[test]
+fn log_file_is_created_without_access_for_other_users() {
+    use std::os::unix::fs::PermissionsExt;
+    let file = PolicyFile::new(&policy(&format!("http://{}", echo()), "{ access: all, to: access.log }"));
+    let _server = serve(&["--config", &file.path()]);
+    let mode = std::fs::metadata(file.beside("access.log")).unwrap().permissions().mode();
+    assert_eq!(mode & 0o137, 0, "{mode:o}");
+}
