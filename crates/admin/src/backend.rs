@@ -48,8 +48,12 @@ pub trait Backend: Send + Sync + 'static {
     /// Logs a change by an operator and its subject.
     fn log_event(&self, event: &str, message: &str, subject: &str);
 
-    /// Reads the policy again and activates it if it is valid.
-    fn reload(&self) -> impl Future<Output = Result<ReloadReport, ReloadError>> + Send;
+    /// Why the last reload failed; `None` if the files are active.
+    fn failed_reload(&self) -> Option<ReloadError>;
+
+    /// Reads the policy again and activates it if it is valid. Only a forced reload removes more bans or keys than the running
+    /// policy allows.
+    fn reload(&self, is_forced: bool) -> impl Future<Output = Result<ReloadReport, ReloadError>> + Send;
 }
 
 /// What an operator does to a circuit breaker.
@@ -91,9 +95,18 @@ pub struct ReloadReport {
 }
 
 /// The reload failed; the old policy stays active.
-#[derive(Clone, Debug, thiserror::Error)]
-#[error("{reason}")]
-pub struct ReloadError {
-    /// Every problem, as `tidegate check` reports it.
-    pub reason: String,
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ReloadError {
+    /// The new policy is invalid, or cannot be activated.
+    #[error("{reason}")]
+    Invalid {
+        /// Every problem, as `tidegate check` reports it.
+        reason: String,
+    },
+    /// The new policy lacks too many bans or keys.
+    #[error("{reason}")]
+    Refused {
+        /// Which, and how many.
+        reason: String,
+    },
 }

@@ -7,8 +7,8 @@ use std::path::PathBuf;
 
 pub(crate) use admin::{
     AdminArgs, BAN_EXAMPLES, BANS_EXAMPLES, BREAKER_EXAMPLES, BackupArgs, BanArgs, BansArgs, BansFormat,
-    BreakerArgs, BreakerVerb, OVERRIDE_EXAMPLES, OverrideArgs, RESET_EXAMPLES, ResetArgs, StatusArgs,
-    UnbanArgs,
+    BreakerArgs, BreakerVerb, OVERRIDE_EXAMPLES, OverrideArgs, RELOAD_EXAMPLES, RESET_EXAMPLES, ReloadArgs,
+    ResetArgs, StatusArgs, UnbanArgs,
 };
 use clap::{Parser, Subcommand, ValueEnum};
 
@@ -49,8 +49,9 @@ pub(crate) enum Command {
     /// Admitted requests are forwarded. Rejected requests get 429 with Retry-After. Every response to a limited request
     /// carries the limit, what remains of it and when it resets.
     ///
-    /// The policy and its certificates are reloaded when their files change, and on SIGHUP. Invalid reloads are rejected:
-    /// the running policy stays active. On SIGTERM or Ctrl-C the gateway stops accepting connections and drains requests in
+    /// The policy and its certificates are reloaded when their files change, and on SIGHUP. Replace files by a rename: a file
+    /// that is written in place is applied when it has been quiet for a while. Invalid reloads are rejected: the running policy
+    /// stays active. On SIGTERM or Ctrl-C the gateway stops accepting connections and drains requests in
     /// progress for up to 10 seconds.
     ///
     /// The admin API listens on 127.0.0.1:9900 unless the policy changes it; see `tidegate status --help`.
@@ -119,6 +120,12 @@ pub(crate) enum Command {
     Reset(ResetArgs),
     /// Show a running gateway's status: policy, limits, connections, bans, upstreams.
     Status(StatusArgs),
+    /// Reload a running gateway's policy.
+    ///
+    /// The policy and the files it names are read and applied at once, whether or not they are still being written. An invalid
+    /// policy, and one that lacks more bans or keys than `reload.max_loss` allows, changes nothing; --force applies the latter.
+    #[command(after_help = RELOAD_EXAMPLES)]
+    Reload(ReloadArgs),
     /// Back up a running gateway's bans and overrides.
     ///
     /// The gateway writes the backup as its own user. To restore it, stop the gateway and replace `tidegate.redb` with the

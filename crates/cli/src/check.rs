@@ -104,7 +104,7 @@ fn domains(limits: &EnvoyLimits) -> Vec<DomainReport> {
 
 fn check(path: &Path, now: Timestamp) -> CheckReport {
     let file = path.display().to_string();
-    let bytes = match file::read_policy(path) {
+    let bytes = match file::read_policy_or_pipe(path) {
         Ok(bytes) => bytes,
         Err(error) => {
             let reason = file::describe_io_error(&error);

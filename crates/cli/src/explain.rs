@@ -14,7 +14,7 @@ use crate::print::write_stdout;
 
 pub(crate) fn run(args: &ExplainArgs) -> anyhow::Result<CommandOutcome> {
     let file = args.config.display().to_string();
-    let bytes = file::read_policy(&args.config)
+    let bytes = file::read_policy_or_pipe(&args.config)
         .map_err(|error| anyhow!("cannot read {file}: {}", file::describe_io_error(&error)))?;
     let plan = match compile(&file, &bytes, &PolicyFolder::of(&args.config)) {
         Ok(compiled) => compiled.plan,

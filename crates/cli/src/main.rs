@@ -47,6 +47,7 @@ fn run(args: Args) -> anyhow::Result<CommandOutcome> {
         Command::Breaker(breaker) => return admin::breaker(&breaker),
         Command::Reset(reset) => return admin::reset(&reset),
         Command::Status(status) => return admin::status(&status),
+        Command::Reload(reload) => return admin::reload(&reload),
         Command::Backup(backup) => return admin::backup(&backup),
         Command::Schema(schema) => print::print_schema(&schema)?,
         Command::Completions(completions) => print::print_completions(&completions)?,

@@ -9,7 +9,7 @@ use crate::plan::{
     AdminPlan, Charge, Clients, ConcurrencyRule, CounterScope, CustomRule, Mode, NameSource, Plan,
     ResiliencePlan, Rule, RuleCost, RuleMatch, RuleSharing, TokenKey,
 };
-use crate::units::span_text;
+use crate::units::{percent_text, span_text};
 
 /// One difference between two plans.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -236,6 +236,7 @@ fn settings(plan: &Plan, other: &Plan) -> Settings {
         store,
         log,
         traces,
+        reload,
         ..
     } = plan;
     let mut settings = Settings::new();
@@ -266,6 +267,8 @@ fn settings(plan: &Plan, other: &Plan) -> Settings {
     let traced =
         traces.as_ref().map(|traces| format!("{} of requests to {}", traces.sample, traces.endpoint));
     set("traces", traced.unwrap_or_default());
+    set("reload.quiet", span_text(reload.quiet));
+    set("reload.max_loss", percent_text(reload.max_loss.as_millionths()));
     routing_settings(plan, &mut set);
     resilience_settings(plan, other, &mut set);
     let default_tier = clients.tiers.default.and_then(|index| rate_limits.tiers.get(index));

@@ -72,12 +72,12 @@ pub use path::{PathError, normalize};
 pub use plan::{
     AdminPlan, Balance, BreakerPlan, BreakerScope, BulkheadPlan, CanaryShare, CertificatePlan, Charge,
     ClaimName, ClientCaPlan, Clients, ConcurrencyRule, CounterScope, CustomRule, EjectPlan, EncodedSlash,
-    EndpointRule, ExemptClients, FallbackBody, FallbackPlan, HeaderMatch, HealthCheckPlan, HostPattern,
-    HttpOptions, ListenerPlan, LogPlan, LogTarget, Mode, NameSource, PathCase, Plan, Quota, RateLimits,
-    ResiliencePlan, RetryCauses, RetryPlan, Route, Rule, RuleCondition, RuleCost, RuleMatch, RuleSharing,
-    SampleRate, Secret, SecretFile, ServiceListenerPlan, ServicePlan, StatusSet, StorePlan, StoreTlsPlan,
-    StoreUrl, Tier, TierSource, TimeoutsPlan, TokenKey, TokenPlan, TracesPlan, UnderscoreHeaders,
-    UpstreamPlan,
+    EndpointRule, ExcessiveLoss, ExemptClients, FallbackBody, FallbackPlan, HeaderMatch, HealthCheckPlan,
+    HostPattern, HttpOptions, ListenerPlan, LogPlan, LogTarget, Mode, NameSource, PathCase, Plan, Quota,
+    RateLimits, ReloadPlan, ResiliencePlan, RetryCauses, RetryPlan, Route, Rule, RuleCondition, RuleCost,
+    RuleMatch, RuleSharing, SampleRate, Secret, SecretFile, ServiceListenerPlan, ServicePlan, StatusSet,
+    StorePlan, StoreTlsPlan, StoreUrl, Tier, TierSource, TimeoutsPlan, TokenKey, TokenPlan, TracesPlan,
+    UnderscoreHeaders, UpstreamPlan,
 };
 pub use problem::{Excerpt, Problem, Problems, Severity};
 pub use request::{RequestError, check_method, host_header, is_proxy_header, requested_host};

@@ -18,6 +18,7 @@ use crate::backend::Backend;
 use crate::response::{self, ApiError, ApiResponse};
 use crate::server::AdminServer;
 use crate::state::AdminStateError;
+use status::ReloadBody;
 
 /// Handles an authorized request.
 pub(crate) async fn handle<R: Backend>(
@@ -46,7 +47,11 @@ pub(crate) async fn handle<R: Backend>(
         ("/v1/breakers", "POST") => breakers::change(server, &parse(body)?),
         ("/v1/reset", "POST") => clients::reset(server, parse(body)?).await,
         ("/v1/top", "GET") => Ok(clients::top(server)),
-        ("/v1/reload", "POST") => status::reload(server).await,
+        ("/v1/reload", "POST") => {
+            // The body is optional.
+            let body = if body.is_empty() { ReloadBody::default() } else { parse(body)? };
+            status::reload(server, &body).await
+        }
         ("/v1/explain", "POST") => explain::explain(server, &parse(body)?),
         ("/v1/backup", "POST") => status::back_up(server, parse(body)?).await,
         ("/healthz" | "/readyz" | "/metrics" | "/v1/status" | "/v1/top", _) => {

@@ -7,7 +7,7 @@ use serde::Deserialize;
 use serde_json::json;
 use tidegate_store::durable::BackupError;
 
-use crate::backend::Backend;
+use crate::backend::{Backend, ReloadError};
 use crate::response::{self, ApiError, ApiResponse};
 use crate::server::AdminServer;
 use crate::state::AdminStateError;
@@ -32,6 +32,11 @@ pub(super) async fn status<R: Backend>(server: &AdminServer<R>) -> ApiResponse {
             "version": env!("CARGO_PKG_VERSION"),
             "ready": backend.is_ready(),
             "policy": backend.source(),
+            "reload": match backend.failed_reload() {
+                None => json!({ "result": "applied" }),
+                Some(error @ ReloadError::Invalid { .. }) => json!({ "result": "invalid", "reason": error.to_string() }),
+                Some(error @ ReloadError::Refused { .. }) => json!({ "result": "refused", "reason": error.to_string() }),
+            },
             "connections": backend.connections(),
             "bans": { "operator": server.state.bans().await.len(), "policy": plan.bans.len() },
             "overrides": server.state.overrides().await.len(),
@@ -44,11 +49,26 @@ pub(super) async fn status<R: Backend>(server: &AdminServer<R>) -> ApiResponse {
     )
 }
 
+/// The body of a reload request.
+#[derive(Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct ReloadBody {
+    #[serde(default)]
+    force: bool,
+}
+
 /// Reads the policy again.
-pub(super) async fn reload<R: Backend>(server: &AdminServer<R>) -> Result<ApiResponse, ApiError> {
-    let reloaded = server.backend.reload().await.map_err(|error| {
-        ApiError::new(StatusCode::UNPROCESSABLE_ENTITY, "bad_policy", error.to_string())
-            .hint("the old policy stays active; fix the file and validate it with `tidegate check`")
+pub(super) async fn reload<R: Backend>(
+    server: &AdminServer<R>,
+    body: &ReloadBody,
+) -> Result<ApiResponse, ApiError> {
+    let reloaded = server.backend.reload(body.force).await.map_err(|error| match error {
+        ReloadError::Invalid { reason } => {
+            ApiError::new(StatusCode::UNPROCESSABLE_ENTITY, "bad_policy", reason)
+                .hint("the old policy stays active; fix the file and validate it with `tidegate check`")
+        }
+        ReloadError::Refused { reason } => ApiError::new(StatusCode::CONFLICT, "reload_refused", reason)
+            .hint("the old policy stays active; if the loss is intended, run `tidegate reload --force`"),
     })?;
     Ok(response::json(StatusCode::OK, &json!({ "changes": reloaded.changes, "warnings": reloaded.warnings })))
 }

@@ -1,5 +1,5 @@
 //! Commands that call the admin API of a running gateway: `ban`, `unban`, `bans`, `override`, `breaker`,
-//! `reset`, `status`, `backup`.
+//! `reset`, `status`, `reload`, `backup`.
 
 mod client;
 mod nft;
@@ -14,8 +14,8 @@ use serde_json::{Value, json};
 use tidegate_core::is_visible;
 
 use crate::args::{
-    BackupArgs, BanArgs, BansArgs, BansFormat, BreakerArgs, BreakerVerb, Format, OverrideArgs, ResetArgs,
-    StatusArgs, UnbanArgs,
+    BackupArgs, BanArgs, BansArgs, BansFormat, BreakerArgs, BreakerVerb, Format, OverrideArgs, ReloadArgs,
+    ResetArgs, StatusArgs, UnbanArgs,
 };
 use crate::exit::CommandOutcome;
 use crate::print::write_stdout;
@@ -143,6 +143,22 @@ pub(crate) fn reset(args: &ResetArgs) -> anyhow::Result<CommandOutcome> {
 pub(crate) fn status(args: &StatusArgs) -> anyhow::Result<CommandOutcome> {
     let status = AdminClient::from_args(&args.admin)?.send(&Method::GET, "/v1/status", None)?;
     print_result(args.format, &status, status::format)
+}
+
+pub(crate) fn reload(args: &ReloadArgs) -> anyhow::Result<CommandOutcome> {
+    let body = json!({ "force": args.force });
+    let done = AdminClient::from_args(&args.admin)?.send(&Method::POST, "/v1/reload", Some(&body))?;
+    print_result(args.format, &done, |done| {
+        let changes: Vec<_> = items(&done["changes"]).filter_map(Value::as_str).collect();
+        let plural = if changes.len() == 1 { "" } else { "s" };
+        let lines: Vec<_> = changes.iter().map(|change| format!("  {change}\n")).collect();
+        format!(
+            "policy reloaded, {} change{plural}\n{}{}",
+            lines.len(),
+            lines.concat(),
+            text(done, "warnings")
+        )
+    })
 }
 
 pub(crate) fn backup(args: &BackupArgs) -> anyhow::Result<CommandOutcome> {

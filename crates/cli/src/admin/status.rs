@@ -20,6 +20,13 @@ pub(super) fn format(status: &Value) -> String {
         status["bans"]["policy"],
         status["overrides"],
     )];
+    if let Some(reason) = status["reload"]["reason"].as_str() {
+        let result = match text(&status["reload"], "result") {
+            "refused" => "refused; if the loss is intended, run `tidegate reload --force`",
+            _ => "failed; the running policy stays active",
+        };
+        lines.push(format!("  reload       {result}: {}\n", reason.replace('\n', "\n               ")));
+    }
     if status["store"].is_object() {
         lines.push(format_store(&status["store"]));
     }

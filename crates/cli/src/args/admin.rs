@@ -36,13 +36,19 @@ Examples:
   tidegate reset --config policy.yaml user:bob
   tidegate reset --config policy.yaml ip:203.0.113.7 --rule login";
 
+pub(crate) const RELOAD_EXAMPLES: &str = "\
+Examples:
+  tidegate reload --config policy.yaml
+  tidegate reload --config policy.yaml --force";
+
 /// Selects the gateway: by its policy, by the URL of its admin API, or by default the one on 127.0.0.1:9900.
 #[derive(Debug, clap::Args)]
 pub(crate) struct AdminArgs {
     /// Policy file of the gateway; it contains the address of the admin API and the location of its token.
     #[arg(long, short, value_name = "FILE")]
     pub(crate) config: Option<PathBuf>,
-    /// URL of the admin API. Default: `http://127.0.0.1:9900`, or the address in the policy.
+    /// URL of the admin API. Default: `http://127.0.0.1:9900`, or the address in the policy. The token is sent to the default
+    /// address only after the gateway there has proved that it has it; to this URL it is sent unconditionally.
     #[arg(long, value_name = "URL")]
     pub(crate) admin: Option<String>,
     /// File that contains the token of the admin API.
@@ -179,6 +185,18 @@ pub(crate) struct ResetArgs {
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct StatusArgs {
+    /// Output format.
+    #[arg(long, value_enum, default_value_t = Format::Human)]
+    pub(crate) format: Format,
+    #[command(flatten)]
+    pub(crate) admin: AdminArgs,
+}
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct ReloadArgs {
+    /// Apply the files even if they lack more bans or keys than `reload.max_loss` allows.
+    #[arg(long)]
+    pub(crate) force: bool,
     /// Output format.
     #[arg(long, value_enum, default_value_t = Format::Human)]
     pub(crate) format: Format,

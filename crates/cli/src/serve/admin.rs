@@ -19,14 +19,21 @@ use tidegate_telemetry::{Exposition, MetricKind, MetricsReader};
 use tokio::sync::{mpsc, oneshot, watch};
 
 use super::certificates::Certificates;
+use super::reload_results::ReloadResults;
 use super::source::{PolicyOrigin, PolicySource};
 use super::state::{self, DurableState, TokenLocation};
 use super::store::SelectedStore;
 use super::takeover::Predecessor;
 use super::upstreams;
 
-/// A reload request: the channel that receives the result.
-pub(crate) type ReloadRequest = oneshot::Sender<Result<ReloadReport, ReloadError>>;
+/// A reload request.
+#[derive(Default)]
+pub(crate) struct ReloadRequest {
+    /// Removes any number of bans and keys.
+    pub(crate) is_forced: bool,
+    /// Receives the result.
+    pub(crate) reply_to: Option<oneshot::Sender<Result<ReloadReport, ReloadError>>>,
+}
 
 /// Gives the admin API access to the gateway.
 pub(crate) struct AdminBackend {
@@ -34,6 +41,7 @@ pub(crate) struct AdminBackend {
     certificates: Arc<Certificates>,
     source: String,
     reloads: mpsc::Sender<ReloadRequest>,
+    reload_results: Arc<ReloadResults>,
     is_ready: AtomicBool,
 }
 
@@ -49,8 +57,14 @@ impl AdminBackend {
             PolicyOrigin::CommandLine(_) => "the command line".to_owned(),
             PolicyOrigin::Demo(_) => "the built-in demo".to_owned(),
         };
-        let is_ready = AtomicBool::new(true);
-        (Arc::new(Self { gateway, certificates, source, reloads, is_ready }), reload_requests)
+        let (reload_results, is_ready) = (Arc::default(), AtomicBool::new(true));
+        let backend = Self { gateway, certificates, source, reloads, reload_results, is_ready };
+        (Arc::new(backend), reload_requests)
+    }
+
+    /// The results of reloads, which the admin API shows.
+    pub(crate) fn reload_results(&self) -> Arc<ReloadResults> {
+        Arc::clone(&self.reload_results)
     }
 
     /// Reports the gateway as not ready, so that load balancers stop sending requests.
@@ -140,6 +154,7 @@ impl Backend for AdminBackend {
         );
         page.single(dropped, MetricKind::Counter, help, self.limiter().penalties().dropped_lock_outs());
         self.certificates.write(&mut page);
+        self.reload_results.write(&mut page);
         (page.into_text(), Exposition::CONTENT_TYPE)
     }
 
@@ -147,10 +162,15 @@ impl Backend for AdminBackend {
         tracing::info!(event, subject, "{message}");
     }
 
-    async fn reload(&self) -> Result<ReloadReport, ReloadError> {
-        let stopping_error = || ReloadError { reason: "the gateway is stopping".to_owned() };
+    fn failed_reload(&self) -> Option<ReloadError> {
+        self.reload_results.failure()
+    }
+
+    async fn reload(&self, is_forced: bool) -> Result<ReloadReport, ReloadError> {
+        let stopping_error = || ReloadError::Invalid { reason: "the gateway is stopping".to_owned() };
         let (reply, outcome) = oneshot::channel();
-        self.reloads.send(reply).await.map_err(|_| stopping_error())?;
+        let request = ReloadRequest { is_forced, reply_to: Some(reply) };
+        self.reloads.send(request).await.map_err(|_| stopping_error())?;
         outcome.await.map_err(|_| stopping_error())?
     }
 }

@@ -1,7 +1,6 @@
 //! The configuration of Envoy's reference rate limit server: a folder of YAML files (`--envoy-config`).
 
 use std::fs;
-use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
 use anyhow::bail;
@@ -171,11 +170,7 @@ impl EnvoyConfig {
         files.sort();
         let read = |path: PathBuf| {
             stamps.push(FileStamp::now(&path));
-            // Opening a FIFO would wait for a writer.
-            let is_special = fs::metadata(&path).is_ok_and(|metadata| !metadata.is_file());
-            let bytes =
-                if is_special { Err(ErrorKind::InvalidInput.into()) } else { file::read_policy(&path) };
-            let bytes = bytes.map_err(|error| unreadable(&path, &error))?;
+            let bytes = file::read_policy(&path).map_err(|error| unreadable(&path, &error))?;
             Ok(EnvoyFile { name: path.display().to_string(), bytes })
         };
         files.into_iter().map(read).collect()

@@ -9,8 +9,10 @@ mod file_watcher;
 mod listeners;
 mod logging;
 mod reload;
+mod reload_results;
 mod restart_notes;
 mod rlimit;
+mod signals;
 pub(crate) mod source;
 pub(crate) mod state;
 pub(crate) mod store;
@@ -19,6 +21,7 @@ mod takeover;
 mod upstreams;
 
 use std::num::NonZeroUsize;
+use std::path::Path;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -38,10 +41,11 @@ use activation::InheritedSockets;
 use admin::{AdminBackend, AdminHandle, AdminListener};
 use certificates::Certificates;
 use envoy_config::EnvoyConfig;
-use file_watcher::FileStamp;
+use file_watcher::{FileStamp, FileWatcher};
 use listeners::ListenerConfigError;
 use logging::{Logging, log_warnings};
-use reload::{ServeEvents, StopReason};
+use reload::{ReloadTargets, ServeEvents, StopReason};
+use signals::Signals;
 use source::{LoadError, LoadedPolicy, PolicyOrigin, PolicySource};
 use state::DurableState;
 use store::SelectedStore;
@@ -51,7 +55,9 @@ use takeover::Predecessor;
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(10);
 
 pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<()> {
-    let source = PolicySource::from_args(args)?;
+    // First of all: a signal during the start must neither be lost nor end the process by accident.
+    let signals = Signals::listen()?;
+    let source = Arc::new(PolicySource::from_args(args)?);
     let (loaded, files) = source.load();
     let LoadedPolicy { active, warnings } = match loaded {
         Ok(loaded) => loaded,
@@ -68,20 +74,26 @@ pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<()> {
     let clock: Arc<dyn Clock> = Arc::new(SystemClock::new());
     let logging = Logging::open(&source, &plan, Arc::clone(&clock))?;
     log_warnings(&envoy_config::relevant_warnings(args.envoy_config.is_some(), warnings));
-    let result = serve(args, &source, Startup { active, files, clock }, &logging);
+    let result = serve(args, &source, Startup { active, files, clock, signals }, &logging);
     logging.flush();
     result
 }
 
-/// The loaded policy, the files it was read from, and the clock.
+/// The loaded policy, the files it was read from, the clock, and the signals.
 struct Startup {
     active: ActivePolicy,
     files: Vec<FileStamp>,
     clock: Arc<dyn Clock>,
+    signals: Signals,
 }
 
-fn serve(args: &ServeArgs, source: &PolicySource, startup: Startup, logging: &Logging) -> anyhow::Result<()> {
-    let Startup { active, mut files, clock } = startup;
+fn serve(
+    args: &ServeArgs,
+    source: &Arc<PolicySource>,
+    startup: Startup,
+    logging: &Logging,
+) -> anyhow::Result<()> {
+    let Startup { active, mut files, clock, signals } = startup;
     let plan = Arc::clone(active.matcher.plan());
     let cores = args.cores.map_or_else(available_cores, NonZeroUsize::get);
     let mut predecessor = args.takeover.as_deref().map(Predecessor::connect).transpose()?.flatten();
@@ -97,7 +109,7 @@ fn serve(args: &ServeArgs, source: &PolicySource, startup: Startup, logging: &Lo
     let (resource_limits, service_connections) =
         rlimit::divide(rlimit::raise_and_derive(cores), !listeners.is_empty(), !service_listeners.is_empty());
     let service = Service::new(Arc::clone(&limiter), telemetry.clone()).max_connections(service_connections);
-    let envoy = args.envoy_config.as_deref().map(EnvoyConfig::new);
+    let envoy = args.envoy_config.as_deref().map(|folder| Arc::new(EnvoyConfig::new(folder)));
     if let Some(envoy) = &envoy {
         files.extend(envoy.start(&service, &plan)?);
     }
@@ -109,10 +121,15 @@ fn serve(args: &ServeArgs, source: &PolicySource, startup: Startup, logging: &Lo
     runtime.spawn(Arc::clone(&admin_state).persist_penalties());
     store::start_sharing(&runtime, &gateway, &admin_state);
     let (stop, stopping) = watch::channel(false);
+    // From here on requests are accepted: a stop must drain them.
+    signals.finish_start();
     let mut threads = gateway.start(&listeners, &stopping, DRAIN_TIMEOUT)?;
     threads.extend(service.start(&service_listeners, &stopping, DRAIN_TIMEOUT)?);
-    // Handle signals and file changes before the start message is printed.
-    let mut events = runtime.block_on(async { ServeEvents::new(files, logging.clone(), reloads, clock) })?;
+    // Watch the files before the start message is printed.
+    let file_watcher = FileWatcher::new(files, reload::quiet_time(&plan))?;
+    let results = backend.reload_results();
+    let logging = logging.clone();
+    let mut events = ServeEvents { signals, file_watcher, logging, clock, reloads, results, successor: None };
     predecessor.map(Predecessor::confirm).transpose()?;
     if let Some(path) = &args.takeover {
         let all = listeners.iter().chain(service_listeners.iter().map(|service| &service.listener));
@@ -123,12 +140,9 @@ fn serve(args: &ServeArgs, source: &PolicySource, startup: Startup, logging: &Lo
     let admin = admin_listener.map(|listener| listener.start(&backend, &admin_state)).transpose()?;
     announce(source, &format_urls(&listeners, &service_listeners), &plan, &notice);
     let envoy = envoy.as_ref().map(|config| (config, &service));
-    let reason = runtime.block_on(events.run_until_stopped(&gateway, source, &certificates, envoy))?;
-    if let (StopReason::Signal, Some(path)) = (reason, &args.takeover) {
-        // This process no longer hands over, so the next one must start normally.
-        let _ = std::fs::remove_file(path);
-    }
-    tracing::info!(event = "stopping", "stopping; draining for up to {} s", DRAIN_TIMEOUT.as_secs());
+    let targets = ReloadTargets { gateway: &gateway, certificates: &certificates, envoy };
+    let reason = runtime.block_on(events.run_until_stopped(source, targets));
+    announce_stop(reason, args.takeover.as_deref());
     backend.begin_stopping();
     if let (StopReason::TakenOver, Some(admin)) = (reason, &admin) {
         // The successor serves the admin API now. Without a successor, it stays available until the last request has ended.
@@ -165,6 +179,15 @@ fn announce(source: &PolicySource, urls: &str, plan: &Plan, admin: &str) {
     } else {
         println!("{}", start_message(source, urls, plan, admin));
     }
+}
+
+/// Logs that the gateway stops, and removes its takeover socket.
+fn announce_stop(reason: StopReason, takeover: Option<&Path>) {
+    if let (StopReason::Signal, Some(path)) = (reason, takeover) {
+        // This process no longer hands over, so the next one must start normally.
+        let _ = std::fs::remove_file(path);
+    }
+    tracing::info!(event = "stopping", "stopping; draining for up to {} s", DRAIN_TIMEOUT.as_secs());
 }
 
 /// The open listeners and their certificates.

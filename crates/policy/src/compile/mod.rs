@@ -15,6 +15,7 @@ mod limits;
 mod mode;
 mod names;
 pub(crate) mod network;
+mod reload;
 mod resilience;
 mod routing;
 mod rules;
@@ -103,6 +104,7 @@ pub fn compile_with(
         expressions: ExpressionBudget::default(),
         configured: Vec::new(),
         directory: None,
+        file_bans: 0,
         path_case: PathCase::default(),
         store: None,
         store_url: options.store_url.map(StoreUrl::new),
@@ -180,6 +182,8 @@ struct CompileContext<'s, 'f> {
     configured: Vec<ClientKind>,
     /// The tier and tenant of each API key.
     directory: Option<Arc<Directory>>,
+    /// How many networks the ban file lists.
+    file_bans: usize,
     /// The least strict `path_case` of all routes.
     path_case: PathCase,
     /// `store`; `None` if it is invalid.
@@ -248,14 +252,11 @@ fn decode<'s>(
         Some(fields) => fields.map(|fields| limits::rate_limits(&fields, clients.as_ref(), context)),
         None => Some(RateLimits::default()),
     };
-    let bans = fields.get("bans").and_then(|node| {
-        context.targets.bans = NodeRef::from(node);
-        let fields = Fields::open(node, &BANS, &mut context.report)?;
-        Some(network::bans(&fields, clients.as_ref(), context))
-    });
+    let bans = bans(&fields, clients.as_ref(), context);
     let headers = headers(&fields, &mut context.report);
     let error_body = error_body(&fields, &mut context.report);
     let log = log(&fields, &mut context.report);
+    let reload = reload::reload(fields.get("reload"), &mut context.report);
     let traces = fields.get("traces").and_then(|node| telemetry_config::traces(node, &mut context.report));
     context.store = None;
     let clients = clients?;
@@ -268,7 +269,8 @@ fn decode<'s>(
         routes,
         http,
         clients,
-        bans: bans.unwrap_or_default(),
+        bans,
+        file_bans: context.file_bans,
         rate_limits: rate_limits?,
         headers,
         error_body: error_body?,
@@ -277,7 +279,19 @@ fn decode<'s>(
         traces,
         identities: identities?,
         directory: context.directory.take(),
+        reload: reload?,
     })
+}
+
+fn bans<'s>(
+    fields: &Fields<'_, 's>,
+    clients: Option<&Clients>,
+    context: &mut CompileContext<'s, '_>,
+) -> Vec<ipnet::IpNet> {
+    let Some(node) = fields.get("bans") else { return Vec::new() };
+    context.targets.bans = NodeRef::from(node);
+    let fields = Fields::open(node, &BANS, &mut context.report);
+    fields.map_or_else(Vec::new, |fields| network::bans(&fields, clients, context))
 }
 
 fn log<'s>(fields: &Fields<'_, 's>, report: &mut ProblemReport<'s>) -> Option<LogPlan> {

@@ -114,7 +114,10 @@ pub(super) fn bans(
         for (number, line) in files::lines(&file.bytes) {
             let text = String::from_utf8_lossy(line);
             match parse(&text) {
-                Ok(network) => banned.push(network),
+                Ok(network) => {
+                    banned.push(network);
+                    context.file_bans += 1;
+                }
                 Err(NetworkProblem { what, .. }) => invalid.push((number, what)),
             }
         }

@@ -33,7 +33,7 @@ pub(crate) use service::{SERVICE, SERVICE_LISTENER, SERVICE_TLS};
 pub(crate) use store::{STORE, STORE_TLS};
 pub(crate) use table::{
     ADMIN, API_KEY, BANS, CLIENTS, COOKIE, EXEMPT, FINGERPRINT, HEALTH, HTTP, IP, JWT, LISTEN, LOG, POLICY,
-    ROUTE, TENANT, TIERS, TLS, TRACES, UPSTREAM, USER,
+    RELOAD, ROUTE, TENANT, TIERS, TLS, TRACES, UPSTREAM, USER,
 };
 
 /// A mapping of the language.

@@ -85,6 +85,29 @@ pub(crate) static POLICY: Mapping = Mapping {
             "{ endpoint: http://127.0.0.1:4317 }",
         ),
         PolicyKey::new("store", Object(&STORE), "Where counters are stored, and how nodes share them.", "{ url: redis://127.0.0.1:6379 }"),
+        PolicyKey::new("reload", Object(&RELOAD), "When changed files are applied.", "{ quiet: 2s, max_loss: 50% }"),
+    ],
+};
+
+pub(crate) static RELOAD: Mapping = Mapping {
+    name: "`reload`",
+    path: "reload",
+    doc: "The policy and the files it names are applied when they change. A file that is renamed into place is applied at once. SIGHUP and `tidegate reload` apply all files at once.",
+    keys: &[
+        PolicyKey::new(
+            "quiet",
+            Duration,
+            "How long a file that is written in place must stay unchanged before it is applied.",
+            "5s",
+        )
+        .default("2s"),
+        PolicyKey::new(
+            "max_loss",
+            Percent,
+            "The largest part of the bans, of the bans in `bans.file`, of the API keys or of the exempt API keys that a reload may remove. A reload that removes more is refused, because a file may be incomplete; `tidegate reload --force` applies it. The value of the running policy counts.",
+            "10%",
+        )
+        .default("50%"),
     ],
 };
 

@@ -8,6 +8,7 @@ mod cost;
 mod http;
 mod limits;
 mod mode;
+mod reload;
 mod resilience;
 mod service;
 mod store;
@@ -33,6 +34,7 @@ pub use limits::{
     RuleMatch, Tier,
 };
 pub use mode::{CanaryShare, Mode};
+pub use reload::{ExcessiveLoss, ReloadPlan};
 pub use resilience::{
     BreakerPlan, BreakerScope, BulkheadPlan, EjectPlan, FallbackBody, FallbackPlan, ResiliencePlan,
     RetryCauses, RetryPlan, TimeoutsPlan,
@@ -62,6 +64,8 @@ pub struct Plan {
     pub clients: Clients,
     /// Networks that are rejected with 403.
     pub bans: Vec<IpNet>,
+    /// How many networks the ban file lists.
+    pub file_bans: usize,
     /// The limits.
     pub rate_limits: RateLimits,
     /// The rate-limit header styles of responses.
@@ -78,6 +82,8 @@ pub struct Plan {
     pub identities: Identities,
     /// The directory of API keys, as read when the policy was compiled.
     pub directory: Option<Arc<Directory>>,
+    /// When changed files are applied.
+    pub reload: ReloadPlan,
 }
 
 impl Plan {

@@ -38,7 +38,7 @@ pub(crate) fn policy_text(rest: &str) -> String {
 }
 
 impl AdminGateway {
-    pub(super) fn start(rest: &str) -> Self {
+    pub(crate) fn start(rest: &str) -> Self {
         Self::serve(PolicyFile::new(&policy_text(rest)))
     }
 
