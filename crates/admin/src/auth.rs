@@ -7,9 +7,10 @@
 use std::net::IpAddr;
 
 use http::header::{AUTHORIZATION, HOST, ORIGIN};
-use http::{HeaderMap, Method, StatusCode};
+use http::{HeaderMap, HeaderValue, Method, StatusCode};
 use tidegate_policy::split_port;
 
+use crate::proof::{self, ConnectionAddresses, PROOF_PATH};
 use crate::response::ApiError;
 use crate::token::AdminToken;
 
@@ -22,10 +23,12 @@ pub(crate) struct Auth {
 }
 
 /// The access that a request has.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Access {
     /// Health checks only, which need no token.
     Public,
+    /// The server's proof that it has the token.
+    Proof(String),
     /// Everything, with the token.
     Operator,
 }
@@ -39,6 +42,7 @@ impl Auth {
         method: &Method,
         path: &str,
         headers: &HeaderMap,
+        connection: ConnectionAddresses,
     ) -> Result<Access, ApiError> {
         if headers.contains_key(ORIGIN) || headers.contains_key("sec-fetch-site") {
             let message = "browser requests are not allowed";
@@ -52,6 +56,11 @@ impl Auth {
         }
         if PUBLIC_PATHS.contains(&path) && matches!(*method, Method::GET | Method::HEAD) {
             return Ok(Access::Public);
+        }
+        if path == PROOF_PATH && *method == Method::GET {
+            let sent = headers.get(AUTHORIZATION).map(HeaderValue::as_bytes).unwrap_or_default();
+            let proof = proof::respond(&self.token, sent, connection);
+            return proof.map(Access::Proof).ok_or_else(|| ApiError::unauthorized(!sent.is_empty()));
         }
         let mut sent = headers.get_all(AUTHORIZATION).iter();
         let token = sent.next().and_then(|value| bearer(value.as_bytes()));
@@ -90,7 +99,9 @@ mod tests {
         let auth = Auth { token: AdminToken::parse(TOKEN).unwrap(), is_loopback: true };
         let headers: HeaderMap =
             headers.iter().map(|(name, value)| (name.parse().unwrap(), value.parse().unwrap())).collect();
-        auth.authorize(&Method::GET, path, &headers).is_ok()
+        let address = std::net::SocketAddr::from(([127, 0, 0, 1], 9900));
+        let connection = ConnectionAddresses { client: address, server: address };
+        auth.authorize(&Method::GET, path, &headers, connection).is_ok()
     }
 
     #[test]

@@ -10,12 +10,14 @@ mod api;
 mod auth;
 mod backend;
 mod connections;
+mod proof;
 mod response;
 mod server;
 mod state;
 mod token;
 
 pub use backend::{Backend, BreakerAction, BreakerError, ReloadError, ReloadReport};
+pub use proof::{ConnectionAddresses, ServerChallenge};
 pub use server::{AdminServer, AdminStartError};
 pub use state::{AdminState, RestoreError};
 pub use token::{AdminToken, AdminTokenError};

@@ -15,6 +15,7 @@ use hyper::body::Incoming;
 use hyper::server::conn::http1;
 use hyper::service::{HttpService, service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
+use serde_json::json;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::{mpsc, watch};
 use tokio::time::timeout;
@@ -23,7 +24,8 @@ use crate::api;
 use crate::auth::{Access, Auth};
 use crate::backend::Backend;
 use crate::connections::{ConnectionEntry, ConnectionTable, Eviction};
-use crate::response::{ApiError, ApiResponse};
+use crate::proof::ConnectionAddresses;
+use crate::response::{self, ApiError, ApiResponse};
 use crate::state::AdminState;
 use crate::token::AdminToken;
 
@@ -87,12 +89,18 @@ impl<R: Backend> AdminServer<R> {
     }
 
     /// Handles one request.
-    async fn handle(&self, request: Request<Incoming>, connection: &ConnectionEntry) -> ApiResponse {
+    async fn handle(
+        &self,
+        request: Request<Incoming>,
+        connection: &ConnectionEntry,
+        addresses: ConnectionAddresses,
+    ) -> ApiResponse {
         let (head, body) = request.into_parts();
-        let result = match self.auth.authorize(&head.method, head.uri.path(), &head.headers) {
+        let result = match self.auth.authorize(&head.method, head.uri.path(), &head.headers, addresses) {
             Err(error) => Err(error),
             // The body is not read, so clients without a token never count as busy.
             Ok(Access::Public) => api::handle(self, &head, &[]).await,
+            Ok(Access::Proof(proof)) => Ok(response::json(StatusCode::OK, &json!({ "proof": proof }))),
             Ok(Access::Operator) => match connection.begin_request() {
                 Some(_request) => self.handle_operator(&head, body).await,
                 None => Err(ApiError::unavailable(
@@ -128,7 +136,11 @@ async fn accept<R: Backend>(
 ) {
     let connections = ConnectionTable::new(MAX_CONNECTIONS, MAX_REQUESTS);
     loop {
-        let Ok((stream, _)) = listener.accept().await else {
+        let accepted = listener.accept().await.and_then(|(stream, client)| {
+            let server = stream.local_addr()?;
+            Ok((stream, ConnectionAddresses { client, server }))
+        });
+        let Ok((stream, addresses)) = accepted else {
             tokio::time::sleep(ACCEPT_PAUSE).await;
             continue;
         };
@@ -136,7 +148,7 @@ async fn accept<R: Backend>(
         let (server, stop, open) = (Arc::clone(&server), stop.clone(), open.clone());
         tokio::spawn(async move {
             let service = service_fn(|request| async {
-                Ok::<_, Infallible>(server.handle(request, &connection).await)
+                Ok::<_, Infallible>(server.handle(request, &connection, addresses).await)
             });
             serve_connection(stream, service, eviction, stop).await;
             drop(open);

@@ -10,17 +10,17 @@ use http::header::{AUTHORIZATION, CONTENT_TYPE, HOST, HeaderValue};
 use http::{Method, Request, StatusCode, Uri};
 use http_body_util::{BodyExt, Full, Limited};
 use hyper::body::Bytes;
-use hyper::client::conn::http1;
+use hyper::client::conn::http1::{self, SendRequest};
 use hyper_util::rt::TokioIo;
 use serde_json::Value;
-use tidegate_admin::AdminToken;
+use tidegate_admin::{AdminToken, ConnectionAddresses, ServerChallenge};
 use tidegate_policy::{AdminPlan, compile, split_port};
 use tokio::net::TcpStream;
 use tokio::time::timeout;
 
 use crate::args::AdminArgs;
 use crate::file::{self, PolicyFolder};
-use crate::serve::state;
+use crate::serve::state::{self, TokenReader};
 
 /// The timeout of one request.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(30);
@@ -40,6 +40,9 @@ pub(super) struct AdminClient {
     token: AdminToken,
     /// The file of the token, for messages.
     token_file: PathBuf,
+    /// Whether the user has named the address. Otherwise the server must prove that it has the token before it gets it: any
+    /// process can listen on an address that the gateway does not use.
+    is_named: bool,
 }
 
 impl AdminClient {
@@ -61,7 +64,7 @@ impl AdminClient {
             .clone()
             .or(default_token_file)
             .context("no admin token file found; pass --token-file FILE")?;
-        let token = state::read_token(&file).map_err(|error| {
+        let token = state::read_token(&file, TokenReader::Command).map_err(|error| {
             if !state::is_not_found(&error) {
                 return error;
             }
@@ -71,7 +74,7 @@ impl AdminClient {
                 file.display()
             )
         })?;
-        Ok(Self { authority, token, token_file: file })
+        Ok(Self { authority, token, token_file: file, is_named: args.admin.is_some() })
     }
 
     /// Sends a request. Returns the body of a successful response.
@@ -124,16 +127,58 @@ impl AdminClient {
             ),
             _ => anyhow!("cannot connect to {address}: {error}"),
         })?;
+        let addresses = ConnectionAddresses { client: stream.local_addr()?, server: stream.peer_addr()? };
         let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await?;
         tokio::spawn(connection);
-        let mut token = HeaderValue::try_from(format!("Bearer {}", self.token.expose()))?;
-        token.set_sensitive(true);
+        if !self.is_named {
+            self.verify_server(&mut sender, addresses).await?;
+        }
+        let token = format!("Bearer {}", self.token.expose());
         let body = body.map(Value::to_string).unwrap_or_default();
+        self.exchange(&mut sender, method, (path, &token), body).await
+    }
+
+    /// Makes the server prove that it has the token, over the connection on which it will get the token.
+    async fn verify_server(
+        &self,
+        sender: &mut SendRequest<Full<Bytes>>,
+        addresses: ConnectionAddresses,
+    ) -> anyhow::Result<()> {
+        let challenge = ServerChallenge::new(&self.token, addresses)?;
+        let target = (ServerChallenge::PATH, &*challenge.authorization());
+        let response = self.exchange(sender, &Method::GET, target, String::new()).await;
+        let is_proven = response.is_ok_and(|(status, result)| {
+            status == StatusCode::OK
+                && result["proof"].as_str().is_some_and(|proof| challenge.is_met_by(proof))
+        });
+        if !is_proven {
+            bail!(
+                "the process that listens at {} does not have the token in {}, so it was not sent; check that the gateway is \
+                 running there, or specify another one with --config POLICY, or name the address with --admin URL to send \
+                 the token to it all the same",
+                self.authority,
+                self.token_file.display()
+            );
+        }
+        Ok(sender.ready().await?)
+    }
+
+    /// Sends a request and reads the response.
+    async fn exchange(
+        &self,
+        sender: &mut SendRequest<Full<Bytes>>,
+        method: &Method,
+        (path, authorization): (&str, &str),
+        body: String,
+    ) -> anyhow::Result<(StatusCode, Value)> {
+        let address = &self.authority;
+        let mut authorization = HeaderValue::try_from(authorization)?;
+        authorization.set_sensitive(true);
         let request = Request::builder()
             .method(method)
             .uri(path)
             .header(HOST, address)
-            .header(AUTHORIZATION, token)
+            .header(AUTHORIZATION, authorization)
             .header(CONTENT_TYPE, "application/json")
             .body(Full::new(Bytes::from(body)))?;
         let broken = || format!("{address} closed the connection or is not an admin API");

@@ -8,6 +8,7 @@ pub(crate) mod envoy_config;
 mod file_watcher;
 mod listeners;
 mod logging;
+pub(crate) mod owner;
 mod reload;
 mod reload_results;
 mod restart_notes;

@@ -1,8 +1,8 @@
 //! Persistent state: the durable file and the token of the admin API.
 
 use std::fs::{DirBuilder, OpenOptions};
-use std::io::{ErrorKind, Write};
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
+use std::io::{ErrorKind, Read, Write};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, anyhow, bail};
@@ -10,12 +10,17 @@ use tidegate_admin::AdminToken;
 use tidegate_policy::Plan;
 use tidegate_store::durable::{Contents, Durable};
 
-use crate::file::describe_io_error;
+use super::owner::TokenFileAccess;
+pub(crate) use super::owner::TokenReader;
+use crate::file::{describe_io_error, open_regular};
 
 /// Name of the durable file in the state folder.
 const DURABLE_FILE: &str = "tidegate.redb";
 /// Default name of the token file in the state folder.
 const TOKEN_FILE: &str = "admin.token";
+
+/// More than a valid token can have.
+const MAX_TOKEN_BYTES: u64 = 64 << 10;
 
 /// The durable store and its contents.
 pub(crate) struct DurableState {
@@ -100,18 +105,8 @@ pub(crate) fn load_or_create_token(
 ) -> anyhow::Result<(AdminToken, TokenLocation)> {
     let Some(path) = path else { return Ok((AdminToken::generate()?, TokenLocation::Memory)) };
     let file = path.display();
-    match read_token(path) {
-        Ok(token) => {
-            let mode =
-                std::fs::metadata(path).map(|metadata| metadata.permissions().mode()).unwrap_or_default();
-            if mode & 0o077 != 0 {
-                tracing::warn!(
-                    event = "token_readable",
-                    "other users can read the admin token; run `chmod 600 {file}`"
-                );
-            }
-            return Ok((token, TokenLocation::File(path.to_owned())));
-        }
+    match read_token(path, TokenReader::Gateway) {
+        Ok(token) => return Ok((token, TokenLocation::File(path.to_owned()))),
         Err(error) if is_not_found(&error) => {}
         Err(error) => return Err(error),
     }
@@ -126,7 +121,7 @@ pub(crate) fn load_or_create_token(
         Ok(()) => Ok((token, TokenLocation::NewFile(path.to_owned()))),
         // Another process that started at the same time has created the token.
         Err(error) if error.kind() == ErrorKind::AlreadyExists => {
-            Ok((read_token(path)?, TokenLocation::File(path.to_owned())))
+            Ok((read_token(path, TokenReader::Gateway)?, TokenLocation::File(path.to_owned())))
         }
         Err(error) => {
             tracing::warn!(
@@ -138,14 +133,22 @@ pub(crate) fn load_or_create_token(
     }
 }
 
-/// Reads the token from a file.
-pub(crate) fn read_token(path: &Path) -> anyhow::Result<AdminToken> {
+/// Reads the token from a file. A file that another user could choose, read or change is rejected.
+pub(crate) fn read_token(path: &Path, reader: TokenReader) -> anyhow::Result<AdminToken> {
     let file = path.display();
-    let text = std::fs::read_to_string(path).map_err(|error| match error.kind() {
+    let read = || -> std::io::Result<(TokenFileAccess, String)> {
+        let opened = open_regular(path)?;
+        let access = TokenFileAccess::new(&std::fs::symlink_metadata(path)?, &opened.metadata()?);
+        let mut text = String::new();
+        opened.take(MAX_TOKEN_BYTES).read_to_string(&mut text)?;
+        Ok((access, text))
+    };
+    let (access, text) = read().map_err(|error| match error.kind() {
         ErrorKind::NotFound => anyhow::Error::new(error),
         ErrorKind::InvalidData => anyhow!("invalid admin token in {file}: the file is not text"),
         _ => anyhow!("cannot read the admin token in {file}: {}", describe_io_error(&error)),
     })?;
+    access.check(reader).map_err(|error| anyhow!("cannot use the admin token in {file}: {error}"))?;
     AdminToken::parse(&text).with_context(|| format!("invalid admin token in {file}"))
 }
 

@@ -16,6 +16,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, anyhow, bail};
+use rustix::io::retry_on_intr;
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage,
     SendFlags, recvmsg, sendmsg,
@@ -25,6 +26,7 @@ use tidegate_listener::Listener;
 use tokio::sync::mpsc;
 
 use super::admin::AdminBackend;
+use super::owner::is_trusted_peer;
 
 /// The kernel passes at most 253 descriptors in one message.
 const MAX_SOCKETS: usize = 250;
@@ -53,18 +55,26 @@ impl Predecessor {
             }
             Err(error) => return Err(describe_error(&error, path)),
         };
+        if !is_trusted_peer(&stream)? {
+            bail!(
+                "--takeover {}: the process that listens there runs as another user, so its sockets are not used; choose a \
+                 path in a folder that only this user can write to",
+                path.display()
+            );
+        }
         stream.set_read_timeout(Some(HANDOVER_TIMEOUT))?;
         let mut greeting = [0; GREETING.len()];
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_SOCKETS))];
         let mut control = RecvAncillaryBuffer::new(&mut space);
-        let received =
-            recvmsg(&stream, &mut [IoSliceMut::new(&mut greeting)], &mut control, RecvFlags::CMSG_CLOEXEC)
-                .with_context(|| {
-                    format!(
-                        "cannot take over from the process that listens at {}: it sent no sockets",
-                        path.display()
-                    )
-                })?;
+        let mut buffer = [IoSliceMut::new(&mut greeting)];
+        // A signal interrupts a call that has a timeout.
+        let received = retry_on_intr(|| recvmsg(&stream, &mut buffer, &mut control, RecvFlags::CMSG_CLOEXEC))
+            .with_context(|| {
+                format!(
+                    "cannot take over from the process that listens at {}: it sent no sockets",
+                    path.display()
+                )
+            })?;
         if received.bytes != GREETING.len() || greeting != *GREETING {
             bail!(
                 "the process that listens at {} is not tidegate; use another --takeover socket",
@@ -146,6 +156,11 @@ pub(crate) fn listen_for_successor(
     let (taken_over, receiver) = mpsc::unbounded_channel();
     std::thread::Builder::new().name("takeover".to_owned()).spawn(move || {
         for stream in listener.incoming().map_while(Result::ok) {
+            // Another user can connect before the permissions of the socket are set.
+            if !is_trusted_peer(&stream).unwrap_or(false) {
+                tracing::warn!(event = "takeover_refused", "a process of another user tried to take over");
+                continue;
+            }
             // An error means that the file is already released.
             let _ = runtime.block_on(admin_state.release());
             if hand_over(&stream, &sockets).is_ok() {
@@ -184,7 +199,7 @@ fn hand_over(mut stream: &UnixStream, sockets: &[OwnedFd]) -> anyhow::Result<()>
     if !control.push(SendAncillaryMessage::ScmRights(&borrowed)) {
         bail!("too many sockets");
     }
-    sendmsg(stream, &[IoSlice::new(GREETING)], &mut control, SendFlags::empty())?;
+    retry_on_intr(|| sendmsg(stream, &[IoSlice::new(GREETING)], &mut control, SendFlags::empty()))?;
     let mut ready = [0];
     stream.read_exact(&mut ready)?;
     Ok(())

@@ -1,8 +1,9 @@
 //! The start of the gateway with an admin API: tokens, addresses and state files.
 
-use std::os::unix::fs::PermissionsExt;
+use std::io::{BufReader, Write};
+use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 
-use tidegate_testkit::client::request;
+use tidegate_testkit::client::{read_head, request};
 use tidegate_testkit::port::free_address;
 use tidegate_testkit::process::PolicyFile;
 
@@ -13,6 +14,13 @@ fn startup_error(policy: &PolicyFile) -> String {
     let output = run(&["serve", "--listen", "127.0.0.1:0", "--config", &policy.path()]);
     assert_eq!(output.status.code(), Some(1));
     String::from_utf8(output.stderr).unwrap()
+}
+
+/// Writes a token file that only its owner can read.
+fn write_token(path: &str, token: &str) {
+    let mut options = std::fs::OpenOptions::new();
+    let file = options.write(true).create(true).truncate(true).mode(0o600).open(path);
+    file.unwrap().write_all(token.as_bytes()).unwrap();
 }
 
 fn state(policy: &PolicyFile) -> String {
@@ -41,9 +49,9 @@ fn public_admin_address_requires_an_existing_token_file() {
     let error = startup_error(&policy);
     assert!(error.contains("openssl rand"), "{error}");
     let token = policy.path().replace("policy.yaml", "t");
-    std::fs::write(&token, "short\n").unwrap();
+    write_token(&token, "short\n");
     assert!(startup_error(&policy).contains("fewer than 16"));
-    std::fs::write(&token, "0123456789abcdef0123\n").unwrap();
+    write_token(&token, "0123456789abcdef0123\n");
     let server = serve(&["--config", &policy.path()]);
     let line = server.startup_output.lines().find(|line| line.contains("admin")).unwrap();
     let port = line.split(';').next().unwrap().rsplit(':').next().unwrap();
@@ -115,7 +123,7 @@ fn admin_command_without_token_or_gateway_names_the_problem() {
     let error = error_of(&["bans"]);
     assert!(error.contains("no admin token") && error.contains("--config"), "{error}");
     let token = format!("{}/foreign-token-{}", env!("CARGO_TARGET_TMPDIR"), std::process::id());
-    std::fs::write(&token, "0123456789abcdef0123").unwrap();
+    write_token(&token, "0123456789abcdef0123");
     let free = free_address();
     let error = error_of(&["bans", "--admin", &format!("http://{free}"), "--token-file", &token]);
     assert!(error.contains("connection refused") && error.contains("start the gateway"), "{error}");
@@ -123,6 +131,62 @@ fn admin_command_without_token_or_gateway_names_the_problem() {
     let error = error_of(&["bans", "--admin", &format!("http://{}", gateway.admin), "--token-file", &token]);
     assert!(error.contains("rejects the token in"), "{error}");
     std::fs::remove_file(token).unwrap();
+}
+
+#[test]
+fn token_file_that_other_users_can_access_is_rejected() {
+    let gateway = AdminGateway::start("");
+    let file = format!("{}/admin.token", state(&gateway.policy));
+    let set_mode = |mode| std::fs::set_permissions(&file, PermissionsExt::from_mode(mode)).unwrap();
+    for mode in [0o644, 0o602, 0o666] {
+        set_mode(mode);
+        let (is_ok, _, error) = gateway.command(&["status"]);
+        assert!(!is_ok && error.contains("other users") && error.contains("chmod 600"), "{error}");
+    }
+    let AdminGateway { server, policy, .. } = gateway;
+    drop(server);
+    let error = startup_error(&policy);
+    assert!(error.contains("other users") && error.contains("chmod 600"), "{error}");
+    set_mode(0o600);
+    drop(AdminGateway::serve(policy));
+}
+
+#[test]
+fn process_on_the_admin_port_without_the_token_does_not_get_it() {
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    let policy = PolicyFile::new(&policy_text("").replace("127.0.0.1:0", &address.to_string()));
+    std::fs::create_dir(state(&policy)).unwrap();
+    let token = "0123456789abcdef0123456789abcdef";
+    write_token(&format!("{}/admin.token", state(&policy)), token);
+    let path = policy.path();
+    let commands = std::thread::spawn(move || {
+        ["status", "bans", "reload"]
+            .map(|name| String::from_utf8(run(&[name, "--config", &path]).stderr).unwrap())
+    });
+    for _ in 0..3 {
+        let (mut stream, _) = listener.accept().unwrap();
+        let mut reader = BufReader::new(stream.try_clone().unwrap());
+        // It answers whatever it is asked, until the command closes the connection.
+        while let Ok(head) = read_head(&mut reader) {
+            assert!(!head.contains(token), "{head}");
+            let body = "{\"proof\":\"00\"}";
+            let _ = write!(stream, "HTTP/1.1 200 OK\r\nContent-Length: {}\r\n\r\n{body}", body.len());
+        }
+    }
+    for error in commands.join().unwrap() {
+        assert!(error.contains("does not have the token") && error.contains("--admin"), "{error}");
+    }
+}
+
+#[test]
+fn command_finds_and_verifies_the_gateway_of_its_policy() {
+    let policy = PolicyFile::new(&policy_text("").replace("127.0.0.1:0", &free_address().to_string()));
+    let gateway = AdminGateway::serve(policy);
+    for name in ["status", "bans", "reload"] {
+        let output = run(&[name, "--config", &gateway.policy.path()]);
+        assert!(output.status.success(), "{output:?}");
+    }
 }
 
 #[test]
