@@ -4,13 +4,13 @@
 //! `Origin` header, or, with DNS rebinding, a foreign name in `Host`. Both are rejected, and no response has CORS
 //! headers. A token is required as well.
 
-use std::net::{IpAddr, SocketAddr};
+use std::net::IpAddr;
 
 use http::header::{AUTHORIZATION, HOST, ORIGIN};
 use http::{HeaderMap, HeaderValue, Method, StatusCode};
 use tidegate_policy::split_port;
 
-use crate::proof::{self, PROOF_PATH};
+use crate::proof::{self, ConnectionAddresses, PROOF_PATH};
 use crate::response::ApiError;
 use crate::token::AdminToken;
 
@@ -42,7 +42,7 @@ impl Auth {
         method: &Method,
         path: &str,
         headers: &HeaderMap,
-        server: SocketAddr,
+        connection: ConnectionAddresses,
     ) -> Result<Access, ApiError> {
         if headers.contains_key(ORIGIN) || headers.contains_key("sec-fetch-site") {
             let message = "browser requests are not allowed";
@@ -59,7 +59,7 @@ impl Auth {
         }
         if path == PROOF_PATH && *method == Method::GET {
             let sent = headers.get(AUTHORIZATION).map(HeaderValue::as_bytes).unwrap_or_default();
-            let proof = proof::respond(&self.token, sent, server);
+            let proof = proof::respond(&self.token, sent, connection);
             return proof.map(Access::Proof).ok_or_else(|| ApiError::unauthorized(!sent.is_empty()));
         }
         let mut sent = headers.get_all(AUTHORIZATION).iter();
@@ -99,7 +99,9 @@ mod tests {
         let auth = Auth { token: AdminToken::parse(TOKEN).unwrap(), is_loopback: true };
         let headers: HeaderMap =
             headers.iter().map(|(name, value)| (name.parse().unwrap(), value.parse().unwrap())).collect();
-        auth.authorize(&Method::GET, path, &headers, SocketAddr::from(([127, 0, 0, 1], 9900))).is_ok()
+        let address = std::net::SocketAddr::from(([127, 0, 0, 1], 9900));
+        let connection = ConnectionAddresses { client: address, server: address };
+        auth.authorize(&Method::GET, path, &headers, connection).is_ok()
     }
 
     #[test]

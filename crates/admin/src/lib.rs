@@ -17,7 +17,7 @@ mod state;
 mod token;
 
 pub use backend::{Backend, BreakerAction, BreakerError, ReloadError, ReloadReport};
-pub use proof::ServerChallenge;
+pub use proof::{ConnectionAddresses, ServerChallenge};
 pub use server::{AdminServer, AdminStartError};
 pub use state::{AdminState, RestoreError};
 pub use token::{AdminToken, AdminTokenError};

@@ -2,9 +2,9 @@
 //!
 //! Any process of the machine can listen on the address of an admin API that is not running, and would receive the token of
 //! the next command. So a command first sends `GET /v1/proof` with a random nonce and a MAC of it, and the API responds with
-//! another MAC. The key of both is the token. Both include the address of the API as each end sees it, so a proof cannot be
-//! relayed from an API at another address. A client without the token gets no proof: it could try to guess a weak token with
-//! it.
+//! another MAC. The key of both is the token. Both include the addresses of the connection as each end sees them, so a proof
+//! cannot be relayed over another connection. A client without the token gets no proof: it could try to guess a weak token
+//! with it.
 
 use std::fmt::Write;
 use std::net::SocketAddr;
@@ -19,6 +19,15 @@ pub(crate) const PROOF_PATH: &str = "/v1/proof";
 const SCHEME: &str = "Tidegate-Proof";
 const NONCE_BYTES: usize = 16;
 
+/// The addresses of a connection.
+#[derive(Clone, Copy, Debug)]
+pub struct ConnectionAddresses {
+    /// Where the client has connected from.
+    pub client: SocketAddr,
+    /// Where the client has connected to.
+    pub server: SocketAddr,
+}
+
 /// The end of a connection that proves.
 #[derive(Clone, Copy)]
 enum Prover {
@@ -26,23 +35,23 @@ enum Prover {
     Server,
 }
 
-/// The challenge of a client for the admin API at one address.
+/// The challenge of a client for the admin API at the other end of a connection.
 #[derive(Debug)]
 pub struct ServerChallenge<'t> {
     token: &'t AdminToken,
     nonce: String,
-    server: SocketAddr,
+    connection: ConnectionAddresses,
 }
 
 impl<'t> ServerChallenge<'t> {
     /// The path to request.
     pub const PATH: &'static str = PROOF_PATH;
 
-    /// A new challenge for the API at `server`.
-    pub fn new(token: &'t AdminToken, server: SocketAddr) -> Result<Self, AdminTokenError> {
+    /// A new challenge.
+    pub fn new(token: &'t AdminToken, connection: ConnectionAddresses) -> Result<Self, AdminTokenError> {
         let mut nonce = [0; NONCE_BYTES];
         aws_lc_rs::rand::fill(&mut nonce).map_err(|_| AdminTokenError::NoRandomness)?;
-        Ok(Self { token, nonce: hex(&nonce), server })
+        Ok(Self { token, nonce: hex(&nonce), connection })
     }
 
     /// The value of `Authorization`.
@@ -50,42 +59,52 @@ impl<'t> ServerChallenge<'t> {
         format!(
             "{SCHEME} {} {}",
             self.nonce,
-            hex(mac(self.token, Prover::Client, &self.nonce, self.server).as_ref())
+            hex(mac(self.token, Prover::Client, &self.nonce, self.connection).as_ref())
         )
     }
 
     /// Whether the server has responded with the proof that it has the token.
     pub fn is_met_by(&self, proof: &str) -> bool {
-        verify(self.token, Prover::Server, (&self.nonce, self.server), proof)
+        verify(self.token, Prover::Server, (&self.nonce, self.connection), proof)
     }
 }
 
-/// The server's proof for a client whose `authorization` proves that it has the token. `server` is the local address of the
-/// connection.
-pub(crate) fn respond(token: &AdminToken, authorization: &[u8], server: SocketAddr) -> Option<String> {
+/// The server's proof for a client whose `authorization` proves that it has the token.
+pub(crate) fn respond(
+    token: &AdminToken,
+    authorization: &[u8],
+    connection: ConnectionAddresses,
+) -> Option<String> {
     let mut words = std::str::from_utf8(authorization).ok()?.split(' ');
     let (SCHEME, Some(nonce), Some(proof), None) = (words.next()?, words.next(), words.next(), words.next())
     else {
         return None;
     };
-    let is_proven = nonce.len() == 2 * NONCE_BYTES && verify(token, Prover::Client, (nonce, server), proof);
-    is_proven.then(|| hex(mac(token, Prover::Server, nonce, server).as_ref()))
+    let is_proven =
+        nonce.len() == 2 * NONCE_BYTES && verify(token, Prover::Client, (nonce, connection), proof);
+    is_proven.then(|| hex(mac(token, Prover::Server, nonce, connection).as_ref()))
 }
 
-fn verify(token: &AdminToken, prover: Prover, (nonce, server): (&str, SocketAddr), proof: &str) -> bool {
-    let expected = hex(mac(token, prover, nonce, server).as_ref());
+fn verify(
+    token: &AdminToken,
+    prover: Prover,
+    (nonce, connection): (&str, ConnectionAddresses),
+    proof: &str,
+) -> bool {
+    let expected = hex(mac(token, prover, nonce, connection).as_ref());
     aws_lc_rs::constant_time::verify_slices_are_equal(expected.as_bytes(), proof.as_bytes()).is_ok()
 }
 
-fn mac(token: &AdminToken, prover: Prover, nonce: &str, server: SocketAddr) -> hmac::Tag {
+fn mac(token: &AdminToken, prover: Prover, nonce: &str, connection: ConnectionAddresses) -> hmac::Tag {
     let key = hmac::Key::new(hmac::HMAC_SHA256, token.expose().as_bytes());
     let prover = match prover {
         Prover::Client => "client",
         Prover::Server => "server",
     };
-    // A socket for both IP versions reports IPv4 addresses as IPv6.
-    let server = SocketAddr::new(server.ip().to_canonical(), server.port());
-    hmac::sign(&key, format!("tidegate admin {prover} {nonce} {server}").as_bytes())
+    // A socket for both IP versions reports IPv4 addresses as IPv6. Zones differ between the ends.
+    let plain = |address: SocketAddr| SocketAddr::new(address.ip().to_canonical(), address.port());
+    let (client, server) = (plain(connection.client), plain(connection.server));
+    hmac::sign(&key, format!("tidegate admin {prover} {nonce} {client} {server}").as_bytes())
 }
 
 fn hex(bytes: &[u8]) -> String {
@@ -100,28 +119,35 @@ fn hex(bytes: &[u8]) -> String {
 mod tests {
     use super::*;
 
-    fn at(port: u16) -> SocketAddr {
-        SocketAddr::from(([127, 0, 0, 1], port))
+    fn connection(client: u16, server: u16) -> ConnectionAddresses {
+        let at = |port| SocketAddr::from(([127, 0, 0, 1], port));
+        ConnectionAddresses { client: at(client), server: at(server) }
     }
 
     #[test]
-    fn server_with_the_token_at_the_same_address_meets_the_challenge() {
+    fn server_with_the_token_on_the_same_connection_meets_the_challenge() {
         let token = AdminToken::generate().unwrap();
-        let challenge = ServerChallenge::new(&token, at(9900)).unwrap();
+        let challenge = ServerChallenge::new(&token, connection(40_000, 9900)).unwrap();
         let sent = challenge.authorization();
         assert!(!sent.contains(token.expose()));
-        let proof = respond(&token, sent.as_bytes(), "[::ffff:127.0.0.1]:9900".parse().unwrap()).unwrap();
+        let mapped = |port| SocketAddr::new("::ffff:127.0.0.1".parse().unwrap(), port);
+        let seen = ConnectionAddresses { client: mapped(40_000), server: mapped(9900) };
+        let proof = respond(&token, sent.as_bytes(), seen).unwrap();
         assert!(challenge.is_met_by(&proof));
-        assert!(!ServerChallenge::new(&token, at(9900)).unwrap().is_met_by(&proof), "another nonce");
+        let other = ServerChallenge::new(&token, connection(40_000, 9900)).unwrap();
+        assert!(!other.is_met_by(&proof), "another nonce");
     }
 
     #[test]
-    fn server_without_the_token_or_at_another_address_does_not_meet_the_challenge() {
+    fn server_without_the_token_or_on_another_connection_does_not_meet_the_challenge() {
         let (token, other) = (AdminToken::generate().unwrap(), AdminToken::generate().unwrap());
-        let challenge = ServerChallenge::new(&token, at(9900)).unwrap();
+        let challenge = ServerChallenge::new(&token, connection(40_000, 9900)).unwrap();
         let sent = challenge.authorization();
-        assert_eq!(respond(&other, sent.as_bytes(), at(9900)), None);
-        assert_eq!(respond(&token, sent.as_bytes(), at(9901)), None, "relayed to the API at another address");
+        assert_eq!(respond(&other, sent.as_bytes(), connection(40_000, 9900)), None);
+        let relayed = [connection(40_000, 9901), connection(40_001, 9900)];
+        for relayed in relayed {
+            assert_eq!(respond(&token, sent.as_bytes(), relayed), None, "{relayed:?}");
+        }
         // The client's own proof, sent back.
         let reflected = sent.rsplit(' ').next().unwrap();
         assert!(!challenge.is_met_by(reflected) && !challenge.is_met_by(""));
@@ -137,7 +163,7 @@ mod tests {
             &format!("Tidegate-Proof {nonce}"),
             &format!("Tidegate-Proof {nonce} {nonce}"),
         ] {
-            assert_eq!(respond(&token, sent.as_bytes(), at(9900)), None, "{sent}");
+            assert_eq!(respond(&token, sent.as_bytes(), connection(40_000, 9900)), None, "{sent}");
         }
     }
 }

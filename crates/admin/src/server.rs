@@ -2,7 +2,7 @@
 
 use std::convert::Infallible;
 use std::io;
-use std::net::{SocketAddr, TcpListener};
+use std::net::TcpListener;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -24,6 +24,7 @@ use crate::api;
 use crate::auth::{Access, Auth};
 use crate::backend::Backend;
 use crate::connections::{ConnectionEntry, ConnectionTable, Eviction};
+use crate::proof::ConnectionAddresses;
 use crate::response::{self, ApiError, ApiResponse};
 use crate::state::AdminState;
 use crate::token::AdminToken;
@@ -92,10 +93,10 @@ impl<R: Backend> AdminServer<R> {
         &self,
         request: Request<Incoming>,
         connection: &ConnectionEntry,
-        address: SocketAddr,
+        addresses: ConnectionAddresses,
     ) -> ApiResponse {
         let (head, body) = request.into_parts();
-        let result = match self.auth.authorize(&head.method, head.uri.path(), &head.headers, address) {
+        let result = match self.auth.authorize(&head.method, head.uri.path(), &head.headers, addresses) {
             Err(error) => Err(error),
             // The body is not read, so clients without a token never count as busy.
             Ok(Access::Public) => api::handle(self, &head, &[]).await,
@@ -135,8 +136,11 @@ async fn accept<R: Backend>(
 ) {
     let connections = ConnectionTable::new(MAX_CONNECTIONS, MAX_REQUESTS);
     loop {
-        let accepted = listener.accept().await.and_then(|(stream, _)| Ok((stream.local_addr()?, stream)));
-        let Ok((address, stream)) = accepted else {
+        let accepted = listener.accept().await.and_then(|(stream, client)| {
+            let server = stream.local_addr()?;
+            Ok((stream, ConnectionAddresses { client, server }))
+        });
+        let Ok((stream, addresses)) = accepted else {
             tokio::time::sleep(ACCEPT_PAUSE).await;
             continue;
         };
@@ -144,7 +148,7 @@ async fn accept<R: Backend>(
         let (server, stop, open) = (Arc::clone(&server), stop.clone(), open.clone());
         tokio::spawn(async move {
             let service = service_fn(|request| async {
-                Ok::<_, Infallible>(server.handle(request, &connection, address).await)
+                Ok::<_, Infallible>(server.handle(request, &connection, addresses).await)
             });
             serve_connection(stream, service, eviction, stop).await;
             drop(open);

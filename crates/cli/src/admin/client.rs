@@ -1,7 +1,7 @@
 //! A client of the admin API: finds the address and the token, and sends requests.
 
 use std::io::ErrorKind;
-use std::net::{IpAddr, SocketAddr};
+use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -13,7 +13,7 @@ use hyper::body::Bytes;
 use hyper::client::conn::http1::{self, SendRequest};
 use hyper_util::rt::TokioIo;
 use serde_json::Value;
-use tidegate_admin::{AdminToken, ServerChallenge};
+use tidegate_admin::{AdminToken, ConnectionAddresses, ServerChallenge};
 use tidegate_policy::{AdminPlan, compile, split_port};
 use tokio::net::TcpStream;
 use tokio::time::timeout;
@@ -127,11 +127,11 @@ impl AdminClient {
             ),
             _ => anyhow!("cannot connect to {address}: {error}"),
         })?;
-        let server = stream.peer_addr()?;
+        let addresses = ConnectionAddresses { client: stream.local_addr()?, server: stream.peer_addr()? };
         let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await?;
         tokio::spawn(connection);
         if !self.is_named {
-            self.verify_server(&mut sender, server).await?;
+            self.verify_server(&mut sender, addresses).await?;
         }
         let token = format!("Bearer {}", self.token.expose());
         let body = body.map(Value::to_string).unwrap_or_default();
@@ -142,9 +142,9 @@ impl AdminClient {
     async fn verify_server(
         &self,
         sender: &mut SendRequest<Full<Bytes>>,
-        server: SocketAddr,
+        addresses: ConnectionAddresses,
     ) -> anyhow::Result<()> {
-        let challenge = ServerChallenge::new(&self.token, server)?;
+        let challenge = ServerChallenge::new(&self.token, addresses)?;
         let target = (ServerChallenge::PATH, &*challenge.authorization());
         let response = self.exchange(sender, &Method::GET, target, String::new()).await;
         let is_proven = response.is_ok_and(|(status, result)| {

@@ -17,6 +17,8 @@ use tokio::time::sleep;
 
 /// Several files are often renamed together. Renames within this time are treated as one.
 const SETTLE_TIME: Duration = Duration::from_millis(100);
+/// A file that other programs append to all the time is never quiet. It is applied after this many quiet times.
+const MAX_QUIET_TIMES: u32 = 10;
 /// The most renames that are remembered. Files of further ones must be quiet.
 const MAX_RENAMES: usize = 1_000;
 
@@ -120,9 +122,19 @@ impl FileWatcher {
     async fn settled(&mut self, mut seen: BTreeMap<PathBuf, Stamp>) -> Option<BTreeMap<PathBuf, Stamp>> {
         let mut pause = self.pause(&seen);
         let mut wait = std::pin::pin!(sleep(pause));
+        let mut longest = std::pin::pin!(sleep(self.quiet.saturating_mul(MAX_QUIET_TIMES)));
         loop {
             let is_over = tokio::select! {
+                biased;
                 () = wait.as_mut() => true,
+                () = longest.as_mut() => {
+                    let now = self.current_stamps();
+                    if self.has_only_grown(&now) {
+                        return Some(now);
+                    }
+                    longest.set(sleep(self.quiet));
+                    false
+                }
                 Some(()) = self.events.recv() => {
                     self.rewatch();
                     sleep(SETTLE_TIME).await;
@@ -141,6 +153,12 @@ impl FileWatcher {
             }
             (seen, pause) = (now, next);
         }
+    }
+
+    /// Whether no file is smaller than when it was read. A list that is written anew is smaller until its writer is done.
+    fn has_only_grown(&self, now: &BTreeMap<PathBuf, Stamp>) -> bool {
+        let size = |stamp: &Stamp| stamp.map(|(.., size)| size);
+        self.files.iter().all(|(file, before)| now.get(file).and_then(size) >= size(before))
     }
 
     /// How long the changed files among `now` must stay as they are.

@@ -16,6 +16,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, anyhow, bail};
+use rustix::io::retry_on_intr;
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage,
     SendFlags, recvmsg, sendmsg,
@@ -65,14 +66,15 @@ impl Predecessor {
         let mut greeting = [0; GREETING.len()];
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_SOCKETS))];
         let mut control = RecvAncillaryBuffer::new(&mut space);
-        let received =
-            recvmsg(&stream, &mut [IoSliceMut::new(&mut greeting)], &mut control, RecvFlags::CMSG_CLOEXEC)
-                .with_context(|| {
-                    format!(
-                        "cannot take over from the process that listens at {}: it sent no sockets",
-                        path.display()
-                    )
-                })?;
+        let mut buffer = [IoSliceMut::new(&mut greeting)];
+        // A signal interrupts a call that has a timeout.
+        let received = retry_on_intr(|| recvmsg(&stream, &mut buffer, &mut control, RecvFlags::CMSG_CLOEXEC))
+            .with_context(|| {
+                format!(
+                    "cannot take over from the process that listens at {}: it sent no sockets",
+                    path.display()
+                )
+            })?;
         if received.bytes != GREETING.len() || greeting != *GREETING {
             bail!(
                 "the process that listens at {} is not tidegate; use another --takeover socket",
@@ -197,7 +199,7 @@ fn hand_over(mut stream: &UnixStream, sockets: &[OwnedFd]) -> anyhow::Result<()>
     if !control.push(SendAncillaryMessage::ScmRights(&borrowed)) {
         bail!("too many sockets");
     }
-    sendmsg(stream, &[IoSlice::new(GREETING)], &mut control, SendFlags::empty())?;
+    retry_on_intr(|| sendmsg(stream, &[IoSlice::new(GREETING)], &mut control, SendFlags::empty()))?;
     let mut ready = [0];
     stream.read_exact(&mut ready)?;
     Ok(())

@@ -126,6 +126,8 @@ impl Writer {
             Job::Release(reply) => {
                 // A database in memory cannot be handed over.
                 if self.path.is_some() {
+                    // The other process gets all contents, also if the file was deleted. If that fails, it says so.
+                    let _ = self.recreate_if_deleted();
                     self.file = FileState::Released;
                 }
                 let _ = reply.send(());

@@ -66,7 +66,9 @@ impl Shard {
                 entry.penalty.record = record;
                 entry.penalty.expires_at = expires_at;
                 entry.is_changed = true;
-                self.limit_lock_outs(now);
+                if record.lock_out(now).is_some() {
+                    self.limit_lock_outs(now);
+                }
             }
             return Some(record);
         }
@@ -75,7 +77,9 @@ impl Shard {
         let penalty = PenaltyEntry { key: PenaltyKey::of(key), record, expires_at };
         self.bytes += key.client.len();
         self.table.insert_unique(hash, ShardEntry { hash, penalty, is_changed: true }, |entry| entry.hash);
-        self.limit_lock_outs(now);
+        if record.lock_out(now).is_some() {
+            self.limit_lock_outs(now);
+        }
         Some(record)
     }
 

@@ -2,8 +2,8 @@
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, BufWriter, Write};
-use std::os::unix::fs::OpenOptionsExt;
-use std::path::PathBuf;
+use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, TryRecvError};
 
@@ -28,15 +28,20 @@ impl Destination {
         Ok(match self {
             Self::Stderr => Output::Stderr,
             Self::Stdout => Output::Stdout,
-            // Requests name clients, so only the owner and the group of a new file can read it. Without `O_NONBLOCK`, opening a
-            // FIFO would wait for a reader.
-            Self::File(path) => {
-                let mut options = OpenOptions::new();
-                options.create(true).append(true).mode(0o640).custom_flags(libc::O_NONBLOCK);
-                Output::File(options.open(path)?)
-            }
+            Self::File(path) => Output::File(open_file(path)?),
         })
     }
+}
+
+/// Opens a file to append to. Its lines name clients, so only its owner and its group can read a new one.
+fn open_file(path: &Path) -> io::Result<File> {
+    let mut options = OpenOptions::new();
+    options.create(true).append(true).mode(0o640);
+    if std::fs::metadata(path).is_ok_and(|found| found.file_type().is_fifo()) {
+        // Opening a FIFO waits for a reader. With this flag it fails without one.
+        drop(options.clone().custom_flags(libc::O_NONBLOCK).open(path)?);
+    }
+    options.open(path)
 }
 
 /// An open destination.

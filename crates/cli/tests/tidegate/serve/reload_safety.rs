@@ -2,6 +2,8 @@
 
 use std::io::Write;
 use std::process::Command;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use tidegate_testkit::client::{Connection, get};
 use tidegate_testkit::process::PolicyFile;
@@ -81,6 +83,29 @@ fn reload_command_applies_a_file_that_is_not_quiet() {
     let (is_ok, output, error) = gateway.command(&["reload"]);
     assert!(is_ok && output.contains("1 change"), "{output}{error}");
     assert_eq!(get(&gateway.server.address, BANNED).status, 200);
+}
+
+#[test]
+fn ban_file_that_is_appended_to_all_the_time_is_applied_although_it_is_never_quiet() {
+    let policy = PolicyFile::new(&policy_text("bans: { file: bans.txt }\nreload: { quiet: 100ms }\n"));
+    std::fs::write(policy.beside("bans.txt"), BANS).unwrap();
+    let gateway = AdminGateway::serve(policy);
+    let stop = Arc::new(AtomicBool::new(false));
+    let mut file = std::fs::File::options().append(true).open(gateway.policy.beside("bans.txt")).unwrap();
+    let writer = std::thread::spawn({
+        let stop = Arc::clone(&stop);
+        move || {
+            file.write_all(b"203.0.113.5\n").unwrap();
+            while !stop.load(Ordering::Relaxed) {
+                file.write_all(b"#\n").unwrap();
+                std::thread::yield_now();
+            }
+        }
+    });
+    gateway.server.wait_for_log("policy reloaded");
+    stop.store(true, Ordering::Relaxed);
+    writer.join().unwrap();
+    assert_eq!(get(&gateway.server.address, "X-Forwarded-For: 203.0.113.5\r\n").status, 403);
 }
 
 #[test]
