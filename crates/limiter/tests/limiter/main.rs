@@ -7,18 +7,21 @@ mod rulings;
 mod shared_permits;
 mod stores;
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use http::{HeaderMap, HeaderName, HeaderValue};
 use tidegate_core::{Cost, TimeSpan, Timestamp};
 use tidegate_limiter::{Limiter, RuleCheck, Ruling};
-use tidegate_policy::{ActivePolicy, Facts, NoFiles, RuleClient, Scratch, compile};
+use tidegate_policy::{ActivePolicy, Facts, RuleClient, Scratch, compile};
 use tidegate_store::{Clock, ManualClock, MemoryStore, Store};
 
 const START: Timestamp = Timestamp::from_secs(1_800_000_000);
 
 fn active(policy: &str) -> ActivePolicy {
-    let compiled = compile("test.yaml", policy.as_bytes(), &NoFiles);
+    let secret = ("jwt.secret".to_owned(), b"a secret of more than sixteen bytes".to_vec());
+    let files: BTreeMap<_, _> = [secret].into_iter().collect();
+    let compiled = compile("test.yaml", policy.as_bytes(), &files);
     ActivePolicy::new(compiled.unwrap_or_else(|problems| panic!("{problems}\n{policy}")).plan)
 }
 

@@ -4,7 +4,7 @@ use tidegate_core::{Cost, CounterKey, Limit, RuleId, Spec, TimeSpan, Timestamp};
 use tidegate_limiter::Ruling;
 use tidegate_policy::{Ban, Bans, Subject};
 
-use crate::{Bench, START, active};
+use crate::{Bench, START, active, describe};
 
 const HOURLY: &str = "rate_limits: { default: { requests: 2, window: 1h, algorithm: fixed_window } }";
 
@@ -187,4 +187,26 @@ async fn activate_replaces_the_policy_and_keeps_the_counters() {
     assert_eq!(bench.outcome("/").await, "admitted, 2 left of default");
     assert_eq!(before.matcher.plan().rate_limits.default.as_ref().unwrap().requests, 2);
     assert_eq!(bench.now(), Timestamp::from_secs(1_800_000_000));
+}
+
+#[tokio::test]
+async fn expired_token_counts_its_user_and_locks_nobody_out() {
+    /// Tokens of one user, without and with `exp`.
+    const OLD: &str = "Bearer eyJhbGciOiJIUzI1NiIsInR5cCI6IkpXVCJ9.eyJzdWIiOiJhbm4ifQ.e6DKsshciTsQeTEBx-EQsgYCQrefw7DpTVxue2PLJ8c";
+    const VALID: &str = "Bearer eyJhbGciOiJIUzI1NiIsInR5cCI6IkpXVCJ9.eyJzdWIiOiJhbm4iLCJleHAiOjQwMDAwMDAwMDB9.IozyuP8J7ZT9__NFGk3Z_Xq-KKNzOxIljPKaFCeJlXc";
+    let bench = Bench::new(
+        "
+clients: { identify_by: [user, ip], user: { jwt: { secret_file: jwt.secret } } }
+rate_limits: { default: { requests: 2, window: 1m, algorithm: fixed_window, penalty: { after: 2, for: 1h } } }",
+    );
+    let outcome =
+        async |token| bench.check("/", &[("authorization", token)], |ruling| describe(&ruling)).await;
+    assert_eq!(outcome(OLD).await, "admitted, 1 left of default");
+    assert_eq!(outcome(VALID).await, "admitted, 0 left of default");
+    for _ in 0..5 {
+        assert_eq!(outcome(OLD).await, "rejected by default: Limit, Some(60)");
+    }
+    assert_eq!(outcome(VALID).await, "rejected by default: Limit, Some(60)");
+    assert_eq!(outcome(VALID).await, "rejected by default: LockOut, Some(3600)");
+    assert_eq!(outcome(OLD).await, "rejected by default: LockOut, Some(3600)", "of the same user");
 }

@@ -1,3 +1,4 @@
+use std::collections::BTreeMap;
 use std::future::ready;
 use std::net::IpAddr;
 use std::pin::Pin;
@@ -6,7 +7,7 @@ use std::task::{Context, Poll};
 
 use http::{HeaderValue, Request, Response, StatusCode, Uri};
 use tidegate_limiter::Limiter;
-use tidegate_policy::{ActivePolicy, NoFiles, compile};
+use tidegate_policy::{ActivePolicy, Files, NoFiles, compile};
 use tidegate_store::MemoryStore;
 use tidegate_tower::BoxError;
 use tidegate_tower::bulkhead::BulkheadFull;
@@ -43,7 +44,14 @@ async fn inner(request: Request<RequestBody>) -> Result<Response<Body>, BoxError
 }
 
 fn service() -> impl Service<Request<RequestBody>, Response = Response<Body>, Error = BoxError> + Clone {
-    let active = ActivePolicy::new(compile("policy.yaml", POLICY, &NoFiles).unwrap().plan);
+    service_of(POLICY, &NoFiles)
+}
+
+fn service_of(
+    policy: &[u8],
+    files: &dyn Files,
+) -> impl Service<Request<RequestBody>, Response = Response<Body>, Error = BoxError> + Clone + use<> {
+    let active = ActivePolicy::new(compile("policy.yaml", policy, files).unwrap().plan);
     let store = Arc::new(MemoryStore::with_cap(1 << 20));
     let limiter = Arc::new(Limiter::new(active, store, TokioClock::shared()).unwrap());
     let peer = |request: &Request<RequestBody>| request.extensions().get::<IpAddr>().copied();
@@ -171,4 +179,34 @@ async fn policy_cost_of_a_body_needs_its_length() {
     tokio::task::yield_now().await;
     assert_eq!(upload(Some("10240"), "x".into()).await.unwrap().status(), 200);
     assert_eq!(upload(Some("1024"), "x".into()).await.unwrap().status(), 429);
+}
+
+#[tokio::test(start_paused = true)]
+async fn policy_counts_every_spelling_of_a_token_and_rejects_invalid_ones() {
+    const TOKEN: &str =
+        "eyJhbGciOiJIUzI1NiIsInR5cCI6IkpXVCJ9.eyJzdWIiOiJhbm4ifQ.e6DKsshciTsQeTEBx-EQsgYCQrefw7DpTVxue2PLJ8c";
+    let files: BTreeMap<_, _> =
+        [("jwt.secret".to_owned(), b"a secret of more than sixteen bytes".to_vec())].into_iter().collect();
+    let service = |on_invalid: &str| {
+        let policy = format!(
+            "clients: {{ identify_by: [user, ip], user: {{ jwt: {{ secret_file: jwt.secret }} }}, on_invalid: {on_invalid} }}\n\
+             rate_limits: {{ default: {{ requests: 3, window: 60, algorithm: fixed_window }} }}"
+        );
+        service_of(policy.as_bytes(), &files)
+    };
+    let request = |value: &str, peer| {
+        let mut request = request("/", peer);
+        request.headers_mut().remove("x-user-id");
+        request.headers_mut().insert("authorization", value.replace("TOKEN", TOKEN).parse().unwrap());
+        request
+    };
+    let counting = service("forward");
+    for (left, value) in [("2", "Bearer TOKEN"), ("1", "X TOKEN"), ("0", "X y, Bearer TOKENx")] {
+        let response =
+            counting.clone().oneshot(request(value, [192, 0, 2, left.as_bytes()[0]])).await.unwrap();
+        assert_eq!(response.headers()["x-ratelimit-remaining"], left, "{value}");
+    }
+    let rejected = service("reject").oneshot(request("Bearer TOKEN", CLIENT)).await.unwrap();
+    assert_eq!(rejected.status(), 401);
+    assert_eq!(rejected.headers()["www-authenticate"], "Bearer error=\"invalid_token\"");
 }

@@ -1,5 +1,6 @@
 //! `/v1/authorize`: the requests that proxies describe.
 
+use std::collections::BTreeMap;
 use std::io::{ErrorKind, Read, Write};
 use std::net::TcpStream;
 
@@ -240,4 +241,56 @@ async fn authorize_more_delayed_requests_than_the_maximum_are_rejected_and_refun
     assert!(rejected.header("retry-after").is_some());
     eventually("it is refunded", || service.hours_to_wait("192.0.2.1") < 26.5).await;
     assert!(delayed.iter().all(|request| !request.is_finished()));
+}
+
+/// Tokens without `exp`, signed with [`SECRET`].
+const ANN: &str =
+    "eyJhbGciOiJIUzI1NiIsInR5cCI6IkpXVCJ9.eyJzdWIiOiJhbm4ifQ.e6DKsshciTsQeTEBx-EQsgYCQrefw7DpTVxue2PLJ8c";
+const BOB: &str =
+    "eyJhbGciOiJIUzI1NiIsInR5cCI6IkpXVCJ9.eyJzdWIiOiJib2IifQ.yd1FD8zNBvWK1jcfWzC5cNICl5ivs8rUHBEb4yIO0NI";
+const SECRET: &[u8] = b"a secret of more than sixteen bytes";
+
+fn start_with_tokens(on_invalid: &str) -> TestService {
+    let policy = format!(
+        "clients: {{ identify_by: [user, ip], user: {{ jwt: {{ secret_file: jwt.secret }} }}, on_invalid: {on_invalid} }}\n\
+         rate_limits: {{ default: {{ requests: 4, window: 1m, algorithm: fixed_window }} }}"
+    );
+    let files: BTreeMap<_, _> = [("jwt.secret".to_owned(), SECRET.to_vec())].into_iter().collect();
+    TestService::start_with_files(&policy, &files)
+}
+
+#[test]
+fn authorize_and_check_count_every_spelling_of_a_token() {
+    let service = start_with_tokens("forward");
+    let authorize = |value: &str| {
+        service.authorize(&format!("{}Authorization: {value}\r\n", nginx("GET", "/", "192.0.2.7")))
+    };
+    for (left, spelling) in [(3, "Bearer TOKEN"), (2, "X TOKEN"), (1, "X y, Bearer TOKEN")] {
+        let passed = authorize(&spelling.replace("TOKEN", ANN));
+        assert_eq!((passed.status, passed.remaining()), (200, left), "{spelling}");
+    }
+    let check = |value: &str| {
+        let headers = format!(r#"{{"authorization":"{value}"}}"#);
+        let body =
+            format!(r#"{{"request":{{"method":"GET","path":"/","headers":{headers},"peer":"192.0.2.9"}}}}"#);
+        service.post("/v1/check", &body)
+    };
+    assert_eq!(check(&format!("1234567{ANN}=x")).json()["remaining"], 0);
+    assert_eq!(authorize(&format!("Bearer {ANN}x")).status, 429);
+    for two in [format!("{ANN}, {BOB}"), [ANN; 5].join(" ")] {
+        assert_eq!((authorize(&two).status, check(&two).status), (400, 400), "{two}");
+    }
+}
+
+#[test]
+fn authorize_with_an_invalid_token_is_unauthorized_if_the_policy_says_so() {
+    for on_invalid in ["reject", "remove"] {
+        let service = start_with_tokens(on_invalid);
+        let headers = format!("{}Authorization: Bearer {ANN}\r\n", nginx("GET", "/", "192.0.2.7"));
+        let rejected = service.authorize(&headers);
+        assert_eq!(rejected.status, 401, "{rejected:?}");
+        assert_eq!(rejected.header("www-authenticate"), Some("Bearer error=\"invalid_token\""));
+        assert_eq!(rejected.json()["error"], "unauthorized");
+        assert_eq!(service.authorize(&nginx("GET", "/", "192.0.2.7")).remaining(), 3);
+    }
 }

@@ -277,19 +277,19 @@ fn explain_names_the_reason_for_a_rejected_token() {
         std::fs::write(policy.beside(name), text).unwrap();
     }
     let gateway = AdminGateway::serve(policy);
-    for (token, expected) in [
-        (EXPIRED, "expired"),
-        (NO_EXPIRY, "no `exp`"),
-        (TOO_EARLY, "not valid yet"),
-        (FORGED, "signature"),
-        (NO_KEY, "no key"),
-        (NO_CLAIM, "no claim `sub`"),
-        ("hunter2", "not a valid signed JWT"),
+    for (token, expected, kind) in [
+        (EXPIRED, "expired", "user"),
+        (NO_EXPIRY, "no `exp`", "user"),
+        (TOO_EARLY, "not valid yet", "user"),
+        (FORGED, "signature", "ip"),
+        (NO_KEY, "no key", "ip"),
+        (NO_CLAIM, "no claim `sub`", "ip"),
+        ("hunter2", "not a valid signed JWT", "ip"),
     ] {
         let body = json!({ "path": "/", "headers": { "Authorization": format!("Bearer {token}") } });
         let explanation = gateway.send("POST", "/v1/explain", &body.to_string()).json();
         let how = explanation["client"]["how"].as_str().unwrap();
         assert!(how.contains(expected) && !how.contains(token), "{expected}: {how}");
-        assert_eq!(explanation["client"]["kind"], "ip", "{expected}");
+        assert_eq!(explanation["client"]["kind"], kind, "{expected}");
     }
 }

@@ -202,6 +202,7 @@ fn flask_invalid_key_is_handled_as_the_policy_says() {
         |server: &Tidegate, key| get(&server.address, "/identity", &format!("X-API-Key: {key}\r\n"));
     assert_eq!(seen(&get_identity(&server, "invented")).0, json!({ "key": null, "user": null }));
     assert_eq!(seen(&get_identity(&server, "good")).0["key"], "good");
+    drop(server);
     let removing = std::fs::read_to_string(policy.path()).unwrap();
     policy.write(&removing.replace("on_invalid: remove", "on_invalid: reject"));
     let server = crate::program::serve(&["--config", &policy.path()]);
