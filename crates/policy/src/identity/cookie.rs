@@ -9,6 +9,7 @@ use std::fmt;
 
 use http::HeaderMap;
 use http::header::COOKIE;
+use memchr::memmem;
 
 /// The name of a cookie.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -41,9 +42,23 @@ impl CookieName {
 
     /// Whether all servers that find the cookie read the same value, except for its decoding.
     pub(super) fn is_unambiguous(&self, headers: &HeaderMap) -> bool {
-        let lines = headers.get_all(COOKIE).iter();
-        let mut pairs = lines.flat_map(|line| line.as_bytes().split(|&byte| byte == b';'));
-        pairs.all(|pair| {
+        let mut lines = headers.get_all(COOKIE).iter().map(http::HeaderValue::as_bytes);
+        lines.all(|line| self.is_found_in_pairs_only(line) && self.has_plain_values(line))
+    }
+
+    /// Whether no other server finds the cookie behind a comma or white space, which separate cookies for some.
+    fn is_found_in_pairs_only(&self, line: &[u8]) -> bool {
+        memmem::find_iter(line, self.0.as_bytes()).all(|at| {
+            let (before, after) = (&line[..at], &line[at + self.0.len()..]);
+            let is_named = after.iter().find(|byte| byte.is_ascii_graphic()) == Some(&b'=');
+            let is_separated = before.last().is_some_and(|byte| *byte == b',' || !byte.is_ascii_graphic());
+            let is_pair = matches!(before.trim_ascii_end().last(), None | Some(b';'));
+            !is_named || !is_separated || is_pair
+        })
+    }
+
+    fn has_plain_values(&self, line: &[u8]) -> bool {
+        line.split(|&byte| byte == b';').all(|pair| {
             let equals = pair.iter().position(|byte| *byte == b'=').unwrap_or(pair.len());
             let (name, value) = pair.split_at(equals);
             // Servers remove more than the white space of ASCII.
@@ -177,6 +192,10 @@ mod tests {
             b"session=\xa0abc",
             b"a=b; \xa0session=abc",
             b"session\xa0=abc",
+            b"$ session=abc",
+            b"a=b session=abc",
+            b"a=b, session=abc",
+            b"a=b,session =abc",
         ];
         for line in ambiguous {
             assert!(!is_unambiguous(line), "{}", line.escape_ascii());
@@ -186,6 +205,8 @@ mod tests {
             "session=\"abc\"",
             " session = a b ",
             "session",
+            "a=/?session=b; session=c",
+            "a=session b",
             "a=\\\"; sessions=\u{a0}",
             "=",
         ];
