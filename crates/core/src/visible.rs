@@ -31,6 +31,7 @@ pub fn is_visible(c: char) -> bool {
         | '\u{feff}'
         | '\u{ffa0}'
         | '\u{fff0}'..='\u{fffb}'
+        | '\u{13430}'..='\u{13440}'
         | '\u{1bca0}'..='\u{1bca3}'
         | '\u{1d173}'..='\u{1d17a}'
         | '\u{e0000}'..='\u{e0fff}'
@@ -47,7 +48,7 @@ mod tests {
     fn character_that_cannot_be_seen_is_not_visible() {
         let invisible = "\0\t\n\r\u{1b}\u{7f}\u{85}\u{a0}\u{ad}\u{34f}\u{61c}\u{115f}\u{1160}\u{17b4}\u{180e}\u{2003}\
             \u{200b}\u{200d}\u{2028}\u{202e}\u{2060}\u{2069}\u{206f}\u{2800}\u{3000}\u{3164}\u{fe0f}\u{feff}\u{ffa0}\
-            \u{fff9}\u{1d173}\u{e0001}\u{e0041}\u{e007f}\u{e0100}\u{e01ef}";
+            \u{fff9}\u{13430}\u{13440}\u{1d173}\u{e0001}\u{e0041}\u{e007f}\u{e0100}\u{e01ef}";
         for c in invisible.chars() {
             assert!(!is_visible(c), "{}", c.escape_unicode());
         }

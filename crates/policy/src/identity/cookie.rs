@@ -9,6 +9,7 @@ use std::fmt;
 
 use http::HeaderMap;
 use http::header::COOKIE;
+use memchr::memmem;
 
 /// The name of a cookie.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -41,9 +42,23 @@ impl CookieName {
 
     /// Whether all servers that find the cookie read the same value, except for its decoding.
     pub(super) fn is_unambiguous(&self, headers: &HeaderMap) -> bool {
-        let lines = headers.get_all(COOKIE).iter();
-        let mut pairs = lines.flat_map(|line| line.as_bytes().split(|&byte| byte == b';'));
-        pairs.all(|pair| {
+        let mut lines = headers.get_all(COOKIE).iter().map(http::HeaderValue::as_bytes);
+        lines.all(|line| self.is_found_in_pairs_only(line) && self.has_plain_values(line))
+    }
+
+    /// Whether no other server finds the cookie behind a comma or white space, which separate cookies for some.
+    fn is_found_in_pairs_only(&self, line: &[u8]) -> bool {
+        memmem::find_iter(line, self.0.as_bytes()).all(|at| {
+            let (before, after) = (&line[..at], &line[at + self.0.len()..]);
+            let is_named = after.iter().find(|byte| byte.is_ascii_graphic()) == Some(&b'=');
+            let is_separated = before.last().is_some_and(|byte| *byte == b',' || !byte.is_ascii_graphic());
+            let is_pair = matches!(before.trim_ascii_end().last(), None | Some(b';'));
+            !is_named || !is_separated || is_pair
+        })
+    }
+
+    fn has_plain_values(&self, line: &[u8]) -> bool {
+        line.split(|&byte| byte == b';').all(|pair| {
             let equals = pair.iter().position(|byte| *byte == b'=').unwrap_or(pair.len());
             let (name, value) = pair.split_at(equals);
             // Servers remove more than the white space of ASCII.
@@ -53,7 +68,7 @@ impl CookieName {
                 return true;
             }
             let value = unquoted(value.strip_prefix(b"=").unwrap_or(value).trim_ascii());
-            let is_plain = |byte: &u8| matches!(byte, b' '..=b'~') && !matches!(byte, b'"' | b'\\');
+            let is_plain = |byte: &u8| byte.is_ascii_graphic() && !matches!(byte, b'"' | b'\\');
             name.trim_ascii().len() == self.0.len() && value.iter().all(is_plain)
         })
     }
@@ -80,9 +95,10 @@ fn unquoted(value: &[u8]) -> &[u8] {
     value.strip_prefix(b"\"").and_then(|rest| rest.strip_suffix(b"\"")).unwrap_or(value)
 }
 
-/// The canonical form of a value: percent-decoded until nothing is left to decode, with a space for each `+`. Decoding any
-/// part of a value does not change it.
+/// The canonical form of a value: percent-decoded until nothing is left to decode, with a space for each `+`, without spaces
+/// around it. Decoding any part of a value does not change it.
 pub(super) fn canonical(value: &[u8]) -> Cow<'_, [u8]> {
+    let value = value.trim_ascii();
     if !value.iter().any(|byte| matches!(byte, b'%' | b'+')) {
         return Cow::Borrowed(value);
     }
@@ -98,7 +114,7 @@ pub(super) fn canonical(value: &[u8]) -> Cow<'_, [u8]> {
             decoded.push(if byte == b'+' { b' ' } else { byte });
         }
     }
-    Cow::Owned(decoded)
+    Cow::Owned(decoded.trim_ascii().to_vec())
 }
 
 #[cfg(test)]
@@ -133,7 +149,9 @@ mod tests {
 
     #[test]
     fn cookie_counts_in_its_canonical_form() {
-        for spelling in ["abc", "%61bc", "%61%62%63", "\"%61bc\"", "%2561bc", "%%361bc", "%25%36%31bc"] {
+        for spelling in
+            ["abc", "%61bc", "%61%62%63", "\"%61bc\"", "%2561bc", "%20abc+", "%%361bc", "%25%36%31bc"]
+        {
             assert_eq!(find("a", &[&*format!("a={spelling}").leak()]).as_deref(), Some("abc"), "{spelling}");
         }
         for spelling in ["s:a b+", "s%3Aa+b%2B", "s%3aa%20b "] {
@@ -149,7 +167,7 @@ mod tests {
 
     proptest::proptest! {
         #[test]
-        fn decoding_any_escapes_keeps_the_canonical_form(value in "[%a-f0-9+ ]{0,12}", at in 0_usize..12) {
+        fn decoding_any_escapes_keeps_the_canonical_form(value in "(%20|%2|%61|%25|%2b|[a-f0-9+ %]){0,8}", at in 0_usize..16) {
             let escape = value.get(at..at + 3).filter(|text| text.starts_with('%'));
             let byte = escape.and_then(|text| u8::from_str_radix(text.get(1..).unwrap(), 16).ok());
             if let Some(byte) = byte.filter(|_| !escape.unwrap().contains('+')) {
@@ -177,6 +195,12 @@ mod tests {
             b"session=\xa0abc",
             b"a=b; \xa0session=abc",
             b"session\xa0=abc",
+            b"session=abc x",
+            b"session=\" abc\"",
+            b"$ session=abc",
+            b"a=b session=abc",
+            b"a=b, session=abc",
+            b"a=b,session =abc",
         ];
         for line in ambiguous {
             assert!(!is_unambiguous(line), "{}", line.escape_ascii());
@@ -184,8 +208,10 @@ mod tests {
         let plain = [
             "session=%61bc",
             "session=\"abc\"",
-            " session = a b ",
+            " session = ab ",
             "session",
+            "a=/?session=b; session=c",
+            "a=session b",
             "a=\\\"; sessions=\u{a0}",
             "=",
         ];

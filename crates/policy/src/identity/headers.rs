@@ -39,7 +39,9 @@ pub enum HeaderError {
     #[error("header `{0}` contains a character outside of ASCII; send the API key without it")]
     KeyCharacter(HeaderName),
     /// The cookie that identifies the client has several readings.
-    #[error("cookie `{0}` contains a quote, a backslash or a character outside of ASCII; percent-encode it")]
+    #[error(
+        "cookie `{0}` contains a quote, a backslash, white space or a character outside of ASCII; percent-encode it"
+    )]
     Cookie(String),
     /// A header contains more tokens than are verified.
     #[error("header `{0}` contains too many tokens; send one")]
