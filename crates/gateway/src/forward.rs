@@ -183,7 +183,8 @@ impl<'e, S: Store + 'static> Exchange<'e, S> {
             let next = retry.next(index, cause, request.can_repeat());
             let next = next.filter(|next| bounds.allows_wait(next.wait) && request.rewind());
             let (other, permit) = match next {
-                Some(next) => retry.wait_for(next, cause).await,
+                // Boxed because its state would otherwise be part of every request.
+                Some(next) => Box::pin(retry.wait_for(next, cause)).await,
                 None => (None, None),
             };
             // The body may have outgrown the buffer while the request waited.

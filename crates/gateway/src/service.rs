@@ -21,7 +21,7 @@ use std::rc::Rc;
 
 use http::header::CONTENT_TYPE;
 use http::request::Parts;
-use http::{HeaderMap, Method, Response, Version};
+use http::{HeaderMap, Response, Version};
 use http_body::Body;
 use hyper::body::Incoming;
 use tidegate_headers::{RateLimitHeaders, grpc_content_type, is_rejected_by_upstream};
@@ -30,7 +30,7 @@ use tidegate_store::Store;
 use tidegate_telemetry::{Log, RequestRecord};
 use tidegate_tower::deadline::Deadline;
 
-use crate::error::{ServeError, omit_body, rescue};
+use crate::error::{ServeError, rescue};
 use crate::forward::{AttemptContext, OutboundRequest, PendingUpgrade};
 use crate::http::access_log::summarize;
 use crate::http::header_flags::HeaderFlags;
@@ -72,14 +72,9 @@ pub(crate) async fn serve<S: Store + 'static>(
     request: &mut ReceivedRequest,
 ) -> Response<ResponseBody> {
     let snapshot = &worker.snapshot();
-    let is_head = request.parts.method == Method::HEAD;
     let mut exchange = Exchange::begin(worker, snapshot, conn_info, &mut request.parts);
     let served = exchange.run(request).await;
-    let mut response = exchange.respond(served, &mut request.parts);
-    if is_head && matches!(response.body(), ResponseBody::Own(Some(_))) {
-        omit_body(&mut response);
-    }
-    response
+    exchange.respond(served, &mut request.parts)
 }
 
 impl<'e, S: Store + 'static> Exchange<'e, S> {
@@ -122,7 +117,8 @@ impl<'e, S: Store + 'static> Exchange<'e, S> {
         let AdmittedRequest { sticky_key, permits, mut reservations, mut refund, at } = admitted;
         let permits = self.admit((route, upstream), permits, (headers, is_trusted), at).await?;
         let addresses = snapshot.plan().identities.addresses();
-        let client = ClientId::new(addresses, headers, peer);
+        let address = if is_trusted { addresses.client(headers, peer) } else { peer };
+        let client = ClientId::new(addresses, address);
         let meter = self.worker.limiter.body_meter(&mut reservations);
         let meter = meter.map(|meter| Box::new(meter) as Box<dyn ByteMeter>);
         let is_normalized = matches!(path, Cow::Owned(_));

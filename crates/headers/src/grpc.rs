@@ -14,6 +14,7 @@ const PUSHBACK: HeaderName = HeaderName::from_static("grpc-retry-pushback-ms");
 const MEDIA_TYPE: &[u8] = b"application/grpc";
 
 /// The content type of a gRPC call; `None` if the request is not one.
+#[inline]
 pub fn grpc_content_type(version: Version, headers: &HeaderMap) -> Option<&HeaderValue> {
     if version != Version::HTTP_2 {
         return None;

@@ -10,7 +10,7 @@ use std::task::Poll;
 use std::time::Duration;
 
 use http::header::{CONNECTION, HeaderValue};
-use http::{Request, Response, StatusCode, Version};
+use http::{Method, Request, Response, StatusCode, Version};
 use http_body::Body;
 use hyper::body::Incoming;
 use hyper::server::conn::http1::UpgradeableConnection;
@@ -30,6 +30,7 @@ use super::request_framing::BodyLength;
 use super::response_streams::{InFlightBody, ResponseStreams, StreamExecutor};
 use super::send_queue::AddressPair;
 use super::unparsable;
+use crate::error::omit_body;
 use crate::http::hop_headers::ConnInfo;
 use crate::http::response_body::ResponseBody;
 use crate::resource_limits::ResourceLimits;
@@ -207,6 +208,7 @@ fn service<S: Store + 'static>(
         let in_flight = conn_info.activity.begin_request(has_body);
         let stream = streams.as_ref().map(ResponseStreams::begin);
         let (parts, body) = request.into_parts();
+        let is_head = parts.method == Method::HEAD;
         let mut request = ReceivedRequest { parts, body: Some(body) };
         async move {
             let mut response = crate::service::serve(&worker, &conn_info, &mut request).await;
@@ -214,6 +216,9 @@ fn service<S: Store + 'static>(
                 conn_info.activity.body_follows(BodyLength::ENDLESS);
             } else if is_http1 && worker.is_stopping() {
                 response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
+            }
+            if is_head && matches!(response.body(), ResponseBody::Own(Some(_))) {
+                omit_body(&mut response);
             }
             if stream.is_some() {
                 response.body_mut().limit_chunks();

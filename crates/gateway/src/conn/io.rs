@@ -11,13 +11,15 @@ use std::task::{Context, Poll, ready};
 
 use bytes::Bytes;
 use smallvec::SmallVec;
-use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, ReadBuf};
 
 use super::activity::Activity;
 use super::lingering_close::LingeringClose;
 use super::request_framing::{BodyLength, RequestFraming};
 use super::unparsable::BareResponse;
 
+/// The largest read of a head; most fit.
+const HEAD_READ: u64 = 4 << 10;
 /// Bytes that are read before hyper takes over; most heads fit.
 const AHEAD: usize = 1024;
 /// Up to this size, copying the slices of a write costs less than a vectored system call.
@@ -178,21 +180,40 @@ impl<T: AsyncRead + Unpin> AsyncRead for TrackedIo<T> {
         if let Some(length) = this.activity.take_body_length() {
             this.framing.begin_body(length, this.max_body);
         }
-        if !this.unread.is_empty() {
-            this.activity.head_was_buffered();
-            let most = this.unread.len().min(buf.remaining());
-            let length = this.framing.pass(&this.unread[..most])?;
-            buf.put_slice(&this.unread.split_to(length));
-            return Poll::Ready(Ok(()));
+        if this.unread.is_empty() {
+            return this.poll_socket(cx, buf);
         }
+        this.activity.head_was_buffered();
+        let most = this.unread.len().min(buf.remaining());
+        let length = this.framing.pass(&this.unread[..most])?;
+        buf.put_slice(&this.unread.split_to(length));
+        // hyper forwards each read on its own: the rest of a body goes with the part that came with its head.
+        if this.unread.is_empty()
+            && this.framing.is_known_body()
+            && let Poll::Ready(Err(error)) = this.poll_socket(cx, buf)
+        {
+            return Poll::Ready(Err(error));
+        }
+        Poll::Ready(Ok(()))
+    }
+}
+
+impl<T: AsyncRead + Unpin> TrackedIo<T> {
+    /// Reads from the client what hyper may have now.
+    fn poll_socket(&mut self, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         let before = buf.filled().len();
-        ready!(Pin::new(&mut this.inner).poll_read(cx, buf))?;
+        if self.framing.is_head() {
+            // What follows the head in the same read is copied, so it should not be much.
+            ready!(Pin::new(&mut (&mut self.inner).take(HEAD_READ)).poll_read(cx, buf))?;
+        } else {
+            ready!(Pin::new(&mut self.inner).poll_read(cx, buf))?;
+        }
         let read = &buf.filled()[before..];
         if !read.is_empty() {
-            this.activity.bytes_received();
-            let length = this.framing.pass(read)?;
+            self.activity.bytes_received();
+            let length = self.framing.pass(read)?;
             if length < read.len() {
-                this.unread = Bytes::copy_from_slice(&read[length..]);
+                self.unread = Bytes::copy_from_slice(&read[length..]);
                 buf.set_filled(before + length);
             }
         }

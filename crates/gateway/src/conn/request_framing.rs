@@ -53,6 +53,15 @@ impl RequestFraming {
         };
     }
 
+    pub(super) fn is_head(&self) -> bool {
+        matches!(self, Self::Head(_))
+    }
+
+    /// Whether the next bytes are certainly part of a body with a known length.
+    pub(super) fn is_known_body(&self) -> bool {
+        matches!(self, Self::Body(_))
+    }
+
     /// Reads the next bytes. Returns how many of them hyper may read now: all up to the end of a head.
     pub(super) fn pass(&mut self, bytes: &[u8]) -> Result<usize, ChunkError> {
         let mut rest = bytes;
@@ -94,6 +103,14 @@ impl RequestFraming {
 impl HeadLine {
     /// The length up to the end of the head: an empty line after another line. Lines end with LF or CR LF, as for hyper.
     fn find_end(&mut self, bytes: &[u8]) -> Option<usize> {
+        // Nearly always a read has one head and nothing else: one pass over it, instead of a search for each line.
+        if *self == Self::Text
+            && let Some(lines) = bytes.strip_suffix(b"\r\n")
+            && lines.ends_with(b"\r\n")
+            && !may_have_empty_line(lines)
+        {
+            return Some(bytes.len());
+        }
         let mut start = 0;
         for lf in memchr_iter(b'\n', bytes) {
             let line = self.after(&bytes[start..lf]);
@@ -117,11 +134,49 @@ impl HeadLine {
     }
 }
 
+/// Whether any LF is followed by CR or LF. Compilers turn the loop over a block into vector instructions.
+fn may_have_empty_line(bytes: &[u8]) -> bool {
+    const BLOCK: usize = 32;
+    let is_break = |first: u8, second: u8| (first == b'\n') & ((second == b'\n') | (second == b'\r'));
+    let Some(last) = bytes.last_chunk::<{ BLOCK + 1 }>() else {
+        return bytes.windows(2).any(|pair| is_break(pair[0], pair[1]));
+    };
+    let mut found = [false; BLOCK];
+    let mut search = |block: &[u8; BLOCK + 1]| {
+        for at in 0..BLOCK {
+            found[at] |= is_break(block[at], block[at + 1]);
+        }
+    };
+    let mut rest = bytes;
+    while let Some(block) = rest.first_chunk() {
+        search(block);
+        rest = &rest[BLOCK..];
+    }
+    // It overlaps the block before it.
+    search(last);
+    found.contains(&true)
+}
+
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
 
     const MAX: u64 = 1 << 20;
+
+    proptest! {
+        #[test]
+        fn end_of_a_head_in_one_read_is_that_of_its_bytes_one_by_one(
+            lines in prop::collection::vec("[a\r\n]{0,3}|[a-z]{0,80}", 0..8),
+        ) {
+            let head = lines.join("\r\n") + "\r\n\r\n";
+            let at_once = HeadLine::Text.find_end(head.as_bytes());
+            let mut line = HeadLine::Text;
+            let one_by_one = (0..head.len()).find(|at| line.find_end(&head.as_bytes()[*at..=*at]).is_some());
+            prop_assert_eq!(at_once, one_by_one.map(|at| at + 1));
+        }
+    }
 
     /// The parts in which hyper gets `bytes`, which arrive in pieces of `piece` bytes. `body` follows each head with `A: b`.
     fn passed(bytes: &[u8], piece: usize, body: BodyLength) -> Result<Vec<String>, ChunkError> {

@@ -86,6 +86,8 @@ pub(super) struct SocketHandoff {
     state: Mutex<HandoffState>,
     /// Bytes were read since [`Self::expect_response`].
     has_response_bytes: AtomicBool,
+    /// Reads are small, because many such responses may wait for one client.
+    has_small_reads: AtomicBool,
 }
 
 #[derive(Debug, Default)]
@@ -103,8 +105,13 @@ enum HandoffState {
 
 impl SocketHandoff {
     /// A request is about to be sent: what is read from now on belongs to its response.
-    pub(super) fn expect_response(&self) {
+    pub(super) fn expect_response(&self, is_multiplexed: bool) {
         self.has_response_bytes.store(false, Ordering::Relaxed);
+        self.has_small_reads.store(is_multiplexed, Ordering::Relaxed);
+    }
+
+    pub(super) fn has_small_reads(&self) -> bool {
+        self.has_small_reads.load(Ordering::Relaxed)
     }
 
     pub(super) fn record_read(&self) {

@@ -12,7 +12,6 @@ use std::net::IpAddr;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use http::HeaderMap;
 use tidegate_core::{Ratio, TimeSpan, Timestamp, WindowProgress};
 use tidegate_policy::Addresses;
 
@@ -31,8 +30,8 @@ const BUDGET_STEP: TimeSpan = TimeSpan::from_millis(10_000 / WindowProgress::STE
 pub(crate) struct ClientId(u64);
 
 impl ClientId {
-    pub(crate) fn new(addresses: &Addresses, headers: &HeaderMap, peer: IpAddr) -> Self {
-        Self(match addresses.counter_address(addresses.client(headers, peer)) {
+    pub(crate) fn new(addresses: &Addresses, address: IpAddr) -> Self {
+        Self(match addresses.counter_address(address) {
             IpAddr::V4(address) => u64::from(address.to_bits()),
             IpAddr::V6(address) => (address.to_bits() >> 64) as u64,
         })

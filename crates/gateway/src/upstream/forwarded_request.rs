@@ -21,6 +21,8 @@ pub(crate) struct ForwardedRequest {
     upload: UploadHandle,
     /// The client announced neither a body nor an upgrade.
     is_plain: bool,
+    /// The connection of the client may have many requests.
+    is_multiplexed: bool,
     /// `Host` was added for the server of the last attempt: the client sent none.
     has_server_host: bool,
     /// The policy allows to send it again after a server may have received it.
@@ -50,6 +52,7 @@ impl ForwardedRequest {
             head: Some(head),
             upload,
             is_plain,
+            is_multiplexed: parts.version == Version::HTTP_2,
             has_server_host: false,
             is_repeatable: false,
             spare: None,
@@ -105,6 +108,11 @@ impl ForwardedRequest {
     /// What a server may not accept in the head; `None` while it is not here.
     pub(super) fn head_profile(&self) -> Option<HeadProfile> {
         self.head.as_ref().map(HeadProfile::of)
+    }
+
+    /// Whether the client may have many responses of one connection unread.
+    pub(super) fn is_multiplexed(&self) -> bool {
+        self.is_multiplexed
     }
 
     /// Whether the request has neither a body nor an upgrade.

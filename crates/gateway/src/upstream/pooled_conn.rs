@@ -241,7 +241,7 @@ impl PooledConn {
     ) -> Result<Response<UpstreamBody>, AttemptError> {
         let Some(Conn::Http1(http1)) = &mut self.conn else { return Err(AttemptError::NotSent) };
         let message = request.take_http1(self.in_flight.server()).ok_or(SendError::NotRepeatable)?;
-        http1.handoff.expect_response();
+        http1.handoff.expect_response(request.is_multiplexed());
         match http1.sender.try_send_request(message).await {
             Ok(response) => self.take_response(response),
             Err(mut error) => match error.take_message() {
@@ -298,6 +298,7 @@ impl PooledConn {
         if !self.permits.is_empty() {
             io.handoff().begin();
         }
+        io.handoff().expect_response(request.is_multiplexed());
         let http1 = self.transport.open_http1(io).await.map_err(SendError::Broken)?;
         let Some(mut message) = request.take_sent() else { return Err(SendError::Framing.into()) };
         // Not written to the server; hyper needs the method to parse the response.

@@ -15,8 +15,8 @@ use super::response_chunks::ResponseChunks;
 use super::server::UpstreamConnCount;
 use crate::conn::poll_write_joined;
 
-/// The most that one read of a socket returns. hyper enlarges its buffers while reads fill them, and each holds its memory
-/// as long as any of its bytes is not forwarded: this way they stay at 16 KiB.
+/// The most that one read returns if many responses may wait for one client. hyper enlarges its buffers while reads fill them,
+/// and each holds its memory as long as any of its bytes is not forwarded: this way they stay at 16 KiB.
 const MAX_READ: u64 = (16 << 10) - 1;
 
 /// A connection owned by hyper. When hyper drops it, the socket goes to the [`SocketHandoff`].
@@ -72,7 +72,10 @@ impl Drop for HyperIo {
 impl AsyncRead for HyperIo {
     fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         let (this, filled) = (self.get_mut(), buf.filled().len());
-        let read = this.stream()?.poll_read(cx, buf);
+        let is_small = this.chunks.is_none() || this.handoff.has_small_reads();
+        let stream = this.stream()?;
+        let read =
+            if is_small { pin!(stream.take(MAX_READ)).poll_read(cx, buf) } else { stream.poll_read(cx, buf) };
         let received = &buf.filled()[filled..];
         if !received.is_empty() {
             let is_first = !this.handoff.has_response_bytes();
@@ -170,7 +173,7 @@ impl ReplayIo {
             return Poll::Pending;
         }
         if self.read.is_empty() {
-            return pin!((&mut self.stream).take(MAX_READ)).poll_read(cx, buf);
+            return Pin::new(&mut self.stream).poll_read(cx, buf);
         }
         let length = self.read.len().min(buf.remaining());
         buf.put_slice(&self.read.split_to(length));
@@ -181,8 +184,7 @@ impl ReplayIo {
 impl AsyncRead for UpstreamStream {
     fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         match self.get_mut() {
-            Self::Plain(stream) => pin!(stream.take(MAX_READ)).poll_read(cx, buf),
-            // A read returns a record of at most 16 KiB.
+            Self::Plain(stream) => Pin::new(stream).poll_read(cx, buf),
             Self::Tls(stream) => Pin::new(stream).poll_read(cx, buf),
             Self::Replay(replay) => replay.poll_read(cx, buf),
         }

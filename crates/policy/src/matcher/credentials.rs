@@ -39,7 +39,17 @@ impl Matcher {
     }
 
     /// The same, but removes invalid headers if the policy says so.
+    #[inline]
     pub fn apply_credentials(
+        &self,
+        headers: &mut HeaderMap,
+        directory: Option<&Directory>,
+        now: impl Fn() -> Timestamp,
+    ) -> Result<(), HeaderError> {
+        if self.checks_credentials { self.check_or_remove(headers, directory, now) } else { Ok(()) }
+    }
+
+    fn check_or_remove(
         &self,
         headers: &mut HeaderMap,
         directory: Option<&Directory>,

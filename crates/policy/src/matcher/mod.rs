@@ -32,7 +32,9 @@ use crate::directory::Directory;
 use crate::facts::Facts;
 use crate::identity::HeaderRules;
 use crate::networks::Networks;
-use crate::plan::{Charge, ConcurrencyRule, CustomRule, HostPattern, PathCase, Plan, Route, RuleCost};
+use crate::plan::{
+    Charge, ConcurrencyRule, CustomRule, HostPattern, OnInvalid, PathCase, Plan, Route, RuleCost,
+};
 
 /// A plan, indexed for requests.
 ///
@@ -68,6 +70,8 @@ pub struct Matcher {
     has_penalties: bool,
     has_reservations: bool,
     has_shared_permits: bool,
+    /// Whether a token or a key may get a request rejected.
+    checks_credentials: bool,
     rules_by_name: HashMap<Box<str>, RuleRef, RandomState>,
 }
 
@@ -98,6 +102,8 @@ impl Matcher {
         let has_penalties = limits.iter().any(|rule| rule.penalty.is_some());
         let has_shared_permits = limits.concurrent.iter().any(ConcurrencyRule::has_shared_permits);
         let header_rules = HeaderRules::new(&plan);
+        let checks_credentials =
+            plan.clients.on_invalid != OnInvalid::Forward || plan.identities.token_sources().next().is_some();
         let rules_by_name =
             RuleRef::all(&plan).map(|(rule, rule_ref)| (rule.name.as_str().into(), rule_ref)).collect();
         Self {
@@ -113,6 +119,7 @@ impl Matcher {
             has_penalties,
             has_reservations,
             has_shared_permits,
+            checks_credentials,
             rules_by_name,
         }
     }
