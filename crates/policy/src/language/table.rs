@@ -373,7 +373,13 @@ pub(crate) static JWT: Mapping = Mapping {
             "Authorization",
         )
         .default("Authorization"),
-        PolicyKey::new("claim", Text("name"), "The claim that contains the name.", "sub").default("sub"),
+        PolicyKey::new(
+            "claim",
+            Text("name"),
+            "The claim that contains the name: a text or a whole number.",
+            "sub",
+        )
+        .default("sub"),
         PolicyKey::new("secret_file", FILE, "A file with the shared secret (HS256).", "jwt.secret"),
         PolicyKey::new(
             "jwks_file",
@@ -422,7 +428,13 @@ pub(crate) static COOKIE: Mapping = Mapping {
     name: "`cookie`",
     path: "clients.cookie",
     doc: "A cookie that identifies the client.",
-    keys: &[PolicyKey::new("name", Text("name"), "The name of the cookie.", "session").required()],
+    keys: &[PolicyKey::new(
+        "name",
+        Text("name"),
+        "The name of the cookie; its case does not matter.",
+        "session",
+    )
+    .required()],
 };
 
 pub(crate) static TIERS: Mapping = Mapping {
