@@ -454,7 +454,9 @@ impl<'a> Identity<'a> {
                     )
                 }
                 None if tokens.is_verified() => {
-                    format!("the {kind} token is rejected: no claim `{claim}` with a non-empty string")
+                    format!(
+                        "the {kind} token names no {kind}: no claim `{claim}` with a text or a whole number"
+                    )
                 }
                 None => format!("the {kind} token is rejected: {error}"),
             })
