@@ -45,8 +45,9 @@ pub(crate) fn run(args: &ExplainArgs) -> anyhow::Result<CommandOutcome> {
 fn parse_header(line: &str) -> anyhow::Result<(HeaderName, HeaderValue)> {
     let (name, value) =
         line.split_once(':').with_context(|| format!("invalid header `{line}`: expected `Name: value`"))?;
-    let name = name.trim();
-    let (Ok(name), Ok(value)) = (name.parse(), value.trim().parse()) else {
+    // Only what HTTP removes: a no-break space belongs to the value.
+    let (name, value) = (name.trim_matches([' ', '\t']), value.trim_matches([' ', '\t']));
+    let (Ok(name), Ok(value)) = (name.parse(), value.parse()) else {
         bail!(
             "invalid header `{line}`: the name must be a token, the value must not contain control characters"
         );
