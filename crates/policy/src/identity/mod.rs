@@ -352,9 +352,16 @@ impl<'a> Identity<'a> {
 
     /// The tenant. The directory takes precedence over the request.
     pub fn tenant(&self) -> Option<&[u8]> {
-        if let Some(tenant) = self.grant().and_then(|grant| grant.tenant) {
-            return Some(tenant.as_bytes());
-        }
+        self.granted_tenant().or_else(|| self.sent_tenant())
+    }
+
+    /// The tenant that the directory assigns to the API key.
+    pub(crate) fn granted_tenant(&self) -> Option<&'a [u8]> {
+        self.grant()?.tenant.map(str::as_bytes)
+    }
+
+    /// The tenant that the request itself names.
+    pub(crate) fn sent_tenant(&self) -> Option<&[u8]> {
         match self.spec.tenant.as_ref()? {
             IdentitySource::Header(name) => self.proxied(name),
             IdentitySource::Claim(source) => {
@@ -394,7 +401,7 @@ impl<'a> Identity<'a> {
             }
             _ => &self.tenant_token,
         };
-        let is_granted = self.grant().is_some_and(|grant| grant.tenant.is_some());
+        let is_granted = self.granted_tenant().is_some();
         OutdatedNames {
             user: is_outdated(&self.spec.user, &self.user_token),
             tenant: !is_granted && is_outdated(&self.spec.tenant, tenant_tokens),
