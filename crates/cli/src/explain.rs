@@ -10,7 +10,7 @@ use tidegate_store::{Clock, SystemClock};
 use crate::args::{ExplainArgs, Format};
 use crate::exit::CommandOutcome;
 use crate::file::{self, PolicyFolder};
-use crate::print::write_stdout;
+use crate::print::{write_stderr, write_stdout};
 
 pub(crate) fn run(args: &ExplainArgs) -> anyhow::Result<CommandOutcome> {
     let file = args.config.display().to_string();
@@ -19,7 +19,7 @@ pub(crate) fn run(args: &ExplainArgs) -> anyhow::Result<CommandOutcome> {
     let plan = match compile(&file, &bytes, &PolicyFolder::of(&args.config)) {
         Ok(compiled) => compiled.plan,
         Err(problems) => {
-            eprint!("{problems}");
+            write_stderr(problems);
             bail!("{file}: invalid policy; fix the problems listed above");
         }
     };
