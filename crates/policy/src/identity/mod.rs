@@ -27,7 +27,7 @@ use std::fmt;
 use std::net::IpAddr;
 
 use http::HeaderMap;
-use http::header::HeaderName;
+use http::header::{AUTHORIZATION, HeaderName};
 use tidegate_core::Timestamp;
 
 pub use address::{Addresses, ForwardingHeader, PrefixError, TrustedChain};
@@ -235,7 +235,7 @@ impl Identities {
     /// The API key of a request as sent, and its header.
     pub(crate) fn sent_key<'h>(&self, headers: &'h HeaderMap) -> Option<(&HeaderName, &'h [u8])> {
         let name = self.spec.api_key.as_ref()?;
-        Some((name, single(headers, name)?))
+        Some((name, key_in(headers, name)?))
     }
 
     /// Prepares the identification of one request. An API key that is not in the directory is ignored, and so is any key
@@ -332,7 +332,7 @@ impl<'a> Identity<'a> {
 
     /// The API key as sent, verified or not.
     pub(crate) fn sent_key(&self) -> Option<&'a [u8]> {
-        single(self.facts.headers, self.spec.api_key.as_ref()?)
+        key_in(self.facts.headers, self.spec.api_key.as_ref()?)
     }
 
     /// The directory's entry for the API key.
@@ -508,6 +508,17 @@ pub(crate) fn parts(mut key: &[u8]) -> impl Iterator<Item = (ClientKind, &[u8])>
         key = rest;
         Some((kinds().find(|kind| kind.tag() == *tag)?, bytes))
     })
+}
+
+/// The API key in the header `name`. In `Authorization` a scheme before it (`Bearer`) is not part of it: services ignore its case
+/// and the white space after it.
+fn key_in<'a>(headers: &'a HeaderMap, name: &HeaderName) -> Option<&'a [u8]> {
+    let value = single(headers, name)?;
+    if *name != AUTHORIZATION {
+        return Some(value);
+    }
+    let space = value.iter().position(u8::is_ascii_whitespace);
+    Some(space.map_or(value, |space| value[space..].trim_ascii_start()))
 }
 
 /// The value of a header that appears exactly once and is not empty. Servers disagree about which of several values they

@@ -312,7 +312,14 @@ pub(crate) static API_KEY: Mapping = Mapping {
     path: "clients.api_key",
     doc: "Where to find the API key. A request that has the header twice, or a comma in it, gets 400.",
     keys: &[
-        PolicyKey::new("header", HEADER, "The header that contains the API key.", "X-API-Key").default("X-API-Key"),
+        PolicyKey::new(
+            "header",
+            HEADER,
+            "The header that contains the API key. In `Authorization`, a scheme such as `Bearer` before the key is not part of it: \
+             list and ban keys without it.",
+            "X-API-Key",
+        )
+        .default("X-API-Key"),
         PolicyKey::new(
             "verify",
             Choice(KEY_VERIFICATIONS),
