@@ -48,32 +48,34 @@ impl CookieName {
     /// Whether all servers that find the cookie in this pair, which is not valid, read the same value. Some separate cookies by
     /// commas and white space too, or skip bytes until the rest is a cookie (ASP.NET Core does both).
     fn has_one_reading(&self, pair: &[u8]) -> bool {
-        let (name, trimmed) = (self.0.as_bytes(), pair.trim_ascii());
-        if let Some((start, value)) = trimmed.split_at_checked(name.len())
-            && start.eq_ignore_ascii_case(name)
-            && let Some(value) = value.trim_ascii_start().strip_prefix(b"=")
-        {
-            return is_plain_value(value.trim_ascii());
-        }
-        pair.windows(name.len()).enumerate().filter(|(_, text)| text.eq_ignore_ascii_case(name)).all(
-            |(at, _)| {
-                let is_begin = pair[..at].last().is_none_or(|byte| !is_name_byte(*byte));
-                let after = &pair[at + name.len()..];
-                !is_begin || after.iter().find(|byte| byte.is_ascii_graphic()) != Some(&b'=')
-            },
-        )
+        let value = self.value_in(pair);
+        value.is_none_or(is_plain_value) && !self.may_begin_in(value.unwrap_or(pair))
+    }
+
+    /// Whether the name and `=` occur in `text`, and not behind a byte that could belong to the name.
+    fn may_begin_in(&self, text: &[u8]) -> bool {
+        let name = self.0.as_bytes();
+        let mut found =
+            text.windows(name.len()).enumerate().filter(|(_, part)| part.eq_ignore_ascii_case(name));
+        found.any(|(at, _)| {
+            let (before, after) = (text[..at].last(), &text[at + name.len()..]);
+            before.is_none_or(|byte| !is_name_byte(*byte))
+                && after.iter().find(|byte| byte.is_ascii_graphic()) == Some(&b'=')
+        })
     }
 
     /// All values of the cookie as sent. A server may use any of them.
     pub(crate) fn values<'a>(&self, headers: &'a HeaderMap) -> impl Iterator<Item = &'a [u8]> {
         let lines = headers.get_all(COOKIE).iter();
         let pairs = lines.flat_map(|line| line.as_bytes().split(|&byte| byte == b';'));
-        pairs.filter_map(|pair| {
-            let (name, value) = pair.trim_ascii().split_at_checked(self.0.len())?;
-            let value = value.trim_ascii_start().strip_prefix(b"=")?.trim_ascii();
-            // Some servers ignore the case of names.
-            name.eq_ignore_ascii_case(self.0.as_bytes()).then_some(unquoted(value))
-        })
+        pairs.filter_map(|pair| self.value_in(pair)).map(unquoted)
+    }
+
+    /// The value in a pair of this name. Some servers ignore the case of names.
+    fn value_in<'p>(&self, pair: &'p [u8]) -> Option<&'p [u8]> {
+        let (name, value) = pair.trim_ascii().split_at_checked(self.0.len())?;
+        let value = value.trim_ascii_start().strip_prefix(b"=")?.trim_ascii();
+        name.eq_ignore_ascii_case(self.0.as_bytes()).then_some(value)
     }
 }
 
@@ -216,6 +218,7 @@ mod tests {
             b"session=abc,x=1",
             b"Session=abc,x=1",
             b"@session=abc",
+            b"session= session=abc",
             b"a[SESSION=abc",
             b"a=\"b\\session=abc",
         ];
