@@ -11,7 +11,7 @@ use tidegate_store::SystemClock;
 use crate::args::DoctorArgs;
 use crate::exit::CommandOutcome;
 use crate::file::{self, PolicyFolder};
-use crate::print::write_stdout;
+use crate::print::{write_stderr, write_stdout};
 use crate::serve::store::redis_config;
 
 pub(crate) fn run(args: &DoctorArgs) -> anyhow::Result<CommandOutcome> {
@@ -47,7 +47,7 @@ fn config_of_policy(path: &Path, url: Option<&str>) -> anyhow::Result<RedisConfi
     let plan = match compile_with(&name, &bytes, &PolicyFolder::of(path), options) {
         Ok(compiled) => compiled.plan.store,
         Err(problems) => {
-            eprint!("{problems}");
+            write_stderr(problems);
             bail!("{name}: invalid policy; fix the problems listed above");
         }
     };

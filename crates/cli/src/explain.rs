@@ -10,7 +10,7 @@ use tidegate_store::{Clock, SystemClock};
 use crate::args::{ExplainArgs, Format};
 use crate::exit::CommandOutcome;
 use crate::file::{self, PolicyFolder};
-use crate::print::write_stdout;
+use crate::print::{write_stderr, write_stdout};
 
 pub(crate) fn run(args: &ExplainArgs) -> anyhow::Result<CommandOutcome> {
     let file = args.config.display().to_string();
@@ -19,7 +19,7 @@ pub(crate) fn run(args: &ExplainArgs) -> anyhow::Result<CommandOutcome> {
     let plan = match compile(&file, &bytes, &PolicyFolder::of(&args.config)) {
         Ok(compiled) => compiled.plan,
         Err(problems) => {
-            eprint!("{problems}");
+            write_stderr(problems);
             bail!("{file}: invalid policy; fix the problems listed above");
         }
     };
@@ -45,8 +45,9 @@ pub(crate) fn run(args: &ExplainArgs) -> anyhow::Result<CommandOutcome> {
 fn parse_header(line: &str) -> anyhow::Result<(HeaderName, HeaderValue)> {
     let (name, value) =
         line.split_once(':').with_context(|| format!("invalid header `{line}`: expected `Name: value`"))?;
-    let name = name.trim();
-    let (Ok(name), Ok(value)) = (name.parse(), value.trim().parse()) else {
+    // Only what HTTP removes: a no-break space belongs to the value.
+    let (name, value) = (name.trim_matches([' ', '\t']), value.trim_matches([' ', '\t']));
+    let (Ok(name), Ok(value)) = (name.parse(), value.parse()) else {
         bail!(
             "invalid header `{line}`: the name must be a token, the value must not contain control characters"
         );

@@ -28,7 +28,7 @@ fn main() -> ExitCode {
     match run(Args::parse()) {
         Ok(outcome) => outcome.into(),
         Err(error) => {
-            eprintln!("tidegate: {error:#}");
+            print::write_stderr(format_args!("tidegate: {error:#}\n"));
             CommandOutcome::Failure.into()
         }
     }

@@ -1,5 +1,6 @@
-//! Output: the policy schema for editors, completion scripts for shells, and writing to standard output.
+//! Output: the policy schema for editors, completion scripts for shells, and writing to standard output and error.
 
+use std::fmt::Display;
 use std::io::{self, ErrorKind, StdoutLock, Write};
 
 use anyhow::Context;
@@ -30,4 +31,10 @@ pub(crate) fn write_stdout(write: impl FnOnce(&mut StdoutLock<'_>) -> io::Result
         Err(error) if error.kind() == ErrorKind::BrokenPipe => Ok(()),
         written => written,
     }
+}
+
+/// Writes to standard error. Unlike `eprint!` it does not panic if that fails, for example on a full disk: there is nobody left
+/// to tell.
+pub(crate) fn write_stderr(text: impl Display) {
+    let _ = write!(io::stderr().lock(), "{text}");
 }

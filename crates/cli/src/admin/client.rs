@@ -20,6 +20,7 @@ use tokio::time::timeout;
 
 use crate::args::AdminArgs;
 use crate::file::{self, PolicyFolder};
+use crate::print::write_stderr;
 use crate::serve::state::{self, TokenReader};
 
 /// The timeout of one request.
@@ -221,7 +222,7 @@ fn locate_by_policy(path: &Path) -> anyhow::Result<(String, PathBuf)> {
     let plan = match compile(&name, &bytes, &PolicyFolder::of(path)) {
         Ok(compiled) => compiled.plan,
         Err(problems) => {
-            eprint!("{problems}");
+            write_stderr(problems);
             bail!(
                 "{name}: invalid policy; fix the problems listed above, or specify the gateway with --admin URL and \
                  --token-file FILE"

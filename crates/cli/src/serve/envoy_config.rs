@@ -13,6 +13,7 @@ use super::file_watcher::FileStamp;
 use super::reload::problem_texts;
 use super::store::SelectedStore;
 use crate::file;
+use crate::print::write_stderr;
 
 /// The deepest folder that is read, counted from the one that is configured.
 const MAX_DEPTH: usize = 8;
@@ -78,7 +79,7 @@ impl EnvoyConfig {
         match applied {
             Ok(()) => Ok(files),
             Err(EnvoyConfigError::Problems(problems)) => {
-                eprint!("{problems}");
+                write_stderr(problems);
                 bail!("{}: invalid configuration; fix the problems listed above", self.folder.display());
             }
             Err(error) => Err(error.into()),

@@ -21,6 +21,7 @@ mod store_report;
 mod takeover;
 mod upstreams;
 
+use std::io::Write;
 use std::num::NonZeroUsize;
 use std::path::Path;
 use std::sync::Arc;
@@ -38,6 +39,7 @@ use tidegate_telemetry::Protocol;
 use tokio::sync::watch;
 
 use crate::args::ServeArgs;
+use crate::print::{write_stderr, write_stdout};
 use activation::InheritedSockets;
 use admin::{AdminBackend, AdminHandle, AdminListener};
 use certificates::Certificates;
@@ -63,7 +65,7 @@ pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<()> {
     let LoadedPolicy { active, warnings } = match loaded {
         Ok(loaded) => loaded,
         Err(LoadError::Problems(problems)) => {
-            eprint!("{problems}");
+            write_stderr(problems);
             match source.file() {
                 Some(file) => bail!("{}: invalid policy; fix the problems listed above", file.display()),
                 None => bail!("invalid command line; fix the problems listed above"),
@@ -176,9 +178,11 @@ fn announce(source: &PolicySource, urls: &str, plan: &Plan, admin: &str) {
     tracing::info!(event = "started", version = env!("CARGO_PKG_VERSION"), "listening on {urls}");
     if plan.log.to == LogTarget::Stdout {
         // Print the notice, which may contain the token, to stderr: the token must not appear in the log.
-        eprint!("{admin}");
+        write_stderr(admin);
     } else {
-        println!("{}", start_message(source, urls, plan, admin));
+        let message = start_message(source, urls, plan, admin);
+        // The log has what matters: a full disk does not end the gateway.
+        let _ = write_stdout(|output| writeln!(output, "{message}"));
     }
 }
 
@@ -209,7 +213,7 @@ fn listen(
         .and_then(|configs| Ok((configs, listeners::service_configs(plan)?)));
     let (configs, service) = match configs {
         Err(ListenerConfigError::InvalidCertificates(problems)) => {
-            eprint!("{problems}");
+            write_stderr(problems);
             bail!("invalid certificates; fix the problems listed above");
         }
         configs => configs?,

@@ -79,3 +79,12 @@ fn explain_of_a_rejected_request_prints_status_and_reason() {
         serde_json::json!({ "is": "rejected", "status": 404, "reason": "no matching route" })
     );
 }
+
+#[test]
+fn explain_keeps_a_no_break_space_in_a_header() {
+    let (host, key) = ("Host: api.example.com", "X-API-Key: pk_live_4f9a\u{a0}");
+    let output =
+        tidegate("examples/saas-tiers.yaml", &["GET", "/", "-H", host, "-H", key, "--format", "json"]);
+    let json: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(json["verdict"]["status"], 400, "{json}");
+}

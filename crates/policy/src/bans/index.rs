@@ -75,7 +75,12 @@ impl Bans {
                     // A ban applies to the key as sent, whether or not the directory lists it.
                     ClientKind::ApiKey => identity.sent_key(),
                     ClientKind::User => identity.user(),
-                    ClientKind::Tenant => identity.tenant(),
+                    // The upstream may serve the tenant of the key or that of the token, so check both.
+                    ClientKind::Tenant => {
+                        let tenants = [identity.granted_tenant(), identity.sent_tenant()];
+                        let mut tenants = tenants.into_iter().flatten();
+                        return tenants.find_map(|tenant| self.find_identity(*kind, clients, tenant, now));
+                    }
                     // The upstream may read any of several values, so check all of them.
                     ClientKind::Cookie => {
                         return identity

@@ -2,7 +2,7 @@ use http::HeaderMap;
 use http::header::{HeaderName, HeaderValue};
 
 use super::*;
-use crate::{Facts, NoFiles, compile};
+use crate::{Directory, Facts, NoFiles, compile};
 
 const NOW: Timestamp = Timestamp::from_secs(1_800_000_000);
 const POLICY: &[u8] = b"clients: { user: { header: X-User }, tenant: { header: X-Tenant }, fingerprint: { headers: [user-agent] }, \
@@ -26,7 +26,8 @@ fn find_ban(bans: &Bans, peer: &str, headers: &[(&str, &str)]) -> Option<String>
     let headers: HeaderMap = headers.iter().map(header).collect();
     let peer = peer.parse().unwrap();
     let facts = Facts { method: "GET", host: "", path: "/", headers: &headers, peer };
-    let identity = plan.identities.identify(&facts, None, NOW);
+    let directory = Directory::from_csv(b"listed,free,acme\nother,free\n", &["free"]).unwrap();
+    let identity = plan.identities.identify(&facts, Some(&directory), NOW);
     bans.find(&identity, NOW).map(|ban| ban.subject.to_string())
 }
 
@@ -134,4 +135,16 @@ fn cookie_ban_request_with_several_values_matches_any() {
         assert!(find_ban(&bans, "192.0.2.1", &[("cookie", cookies)]).is_some(), "{cookies}");
     }
     assert_eq!(find_ban(&bans, "192.0.2.1", &[("cookie", "session=x; session=y")]), None);
+}
+
+#[test]
+fn tenant_ban_request_with_a_key_of_another_tenant_matches_both() {
+    let bans = Bans::new([ban("tenant:evil", None)]);
+    for key in ["listed", "other", "unknown"] {
+        let headers = [("x-tenant", "evil"), ("x-api-key", key)];
+        assert!(find_ban(&bans, "192.0.2.1", &headers).is_some(), "{key}");
+    }
+    assert_eq!(find_ban(&bans, "192.0.2.1", &[("x-tenant", "good"), ("x-api-key", "listed")]), None);
+    let bans = Bans::new([ban("tenant:acme", None)]);
+    assert!(find_ban(&bans, "192.0.2.1", &[("x-tenant", "good"), ("x-api-key", "listed")]).is_some());
 }

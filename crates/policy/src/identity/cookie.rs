@@ -9,7 +9,6 @@ use std::fmt;
 
 use http::HeaderMap;
 use http::header::COOKIE;
-use memchr::memmem;
 
 /// The name of a cookie.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -26,8 +25,7 @@ pub struct CookieNameError {
 impl CookieName {
     /// Validates the name of a cookie.
     pub fn new(name: &str) -> Result<Self, CookieNameError> {
-        let fits = |byte: u8| byte.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(&byte);
-        if name.is_empty() || !name.bytes().all(fits) {
+        if name.is_empty() || !name.bytes().all(is_name_byte) {
             return Err(CookieNameError { name: name.to_owned() });
         }
         Ok(Self(name.into()))
@@ -42,34 +40,27 @@ impl CookieName {
 
     /// Whether all servers that find the cookie read the same value, except for its decoding.
     pub(super) fn is_unambiguous(&self, headers: &HeaderMap) -> bool {
-        let mut lines = headers.get_all(COOKIE).iter().map(http::HeaderValue::as_bytes);
-        lines.all(|line| self.is_found_in_pairs_only(line) && self.has_plain_values(line))
+        let lines = headers.get_all(COOKIE).iter().map(http::HeaderValue::as_bytes);
+        let mut pairs = lines.flat_map(|line| line.split(|&byte| byte == b';'));
+        pairs.all(|pair| is_valid_pair(pair) || self.has_one_reading(pair))
     }
 
-    /// Whether no other server finds the cookie behind a comma or white space, which separate cookies for some.
-    fn is_found_in_pairs_only(&self, line: &[u8]) -> bool {
-        memmem::find_iter(line, self.0.as_bytes()).all(|at| {
-            let (before, after) = (&line[..at], &line[at + self.0.len()..]);
-            let is_named = after.iter().find(|byte| byte.is_ascii_graphic()) == Some(&b'=');
-            let is_separated = before.last().is_some_and(|byte| *byte == b',' || !byte.is_ascii_graphic());
-            let is_pair = matches!(before.trim_ascii_end().last(), None | Some(b';'));
-            !is_named || !is_separated || is_pair
-        })
+    /// Whether all servers that find the cookie in this pair, which is not valid, read the same value. Some separate cookies by
+    /// commas and white space too, or skip bytes until the rest is a cookie (ASP.NET Core does both).
+    fn has_one_reading(&self, pair: &[u8]) -> bool {
+        let value = self.value_in(pair);
+        value.is_none_or(is_plain_value) && !self.may_begin_in(value.unwrap_or(pair))
     }
 
-    fn has_plain_values(&self, line: &[u8]) -> bool {
-        line.split(|&byte| byte == b';').all(|pair| {
-            let equals = pair.iter().position(|byte| *byte == b'=').unwrap_or(pair.len());
-            let (name, value) = pair.split_at(equals);
-            // Servers remove more than the white space of ASCII.
-            let start = name.iter().position(u8::is_ascii_graphic).unwrap_or(name.len());
-            let end = name.iter().rposition(u8::is_ascii_graphic).map_or(start, |last| last + 1);
-            if &name[start..end] != self.0.as_bytes() {
-                return true;
-            }
-            let value = unquoted(value.strip_prefix(b"=").unwrap_or(value).trim_ascii());
-            let is_plain = |byte: &u8| byte.is_ascii_graphic() && !matches!(byte, b'"' | b'\\');
-            name.trim_ascii().len() == self.0.len() && value.iter().all(is_plain)
+    /// Whether the name and `=` occur in `text`, and not behind a byte that could belong to the name.
+    fn may_begin_in(&self, text: &[u8]) -> bool {
+        let name = self.0.as_bytes();
+        let mut found =
+            text.windows(name.len()).enumerate().filter(|(_, part)| part.eq_ignore_ascii_case(name));
+        found.any(|(at, _)| {
+            let (before, after) = (text[..at].last(), &text[at + name.len()..]);
+            before.is_none_or(|byte| !is_name_byte(*byte))
+                && after.iter().find(|byte| byte.is_ascii_graphic()) == Some(&b'=')
         })
     }
 
@@ -77,11 +68,14 @@ impl CookieName {
     pub(crate) fn values<'a>(&self, headers: &'a HeaderMap) -> impl Iterator<Item = &'a [u8]> {
         let lines = headers.get_all(COOKIE).iter();
         let pairs = lines.flat_map(|line| line.as_bytes().split(|&byte| byte == b';'));
-        pairs.filter_map(|pair| {
-            let (name, value) = pair.trim_ascii().split_at_checked(self.0.len())?;
-            let value = value.trim_ascii_start().strip_prefix(b"=")?.trim_ascii();
-            (name == self.0.as_bytes()).then_some(unquoted(value))
-        })
+        pairs.filter_map(|pair| self.value_in(pair)).map(unquoted)
+    }
+
+    /// The value in a pair of this name. Some servers ignore the case of names.
+    fn value_in<'p>(&self, pair: &'p [u8]) -> Option<&'p [u8]> {
+        let (name, value) = pair.trim_ascii().split_at_checked(self.0.len())?;
+        let value = value.trim_ascii_start().strip_prefix(b"=")?.trim_ascii();
+        name.eq_ignore_ascii_case(self.0.as_bytes()).then_some(value)
     }
 }
 
@@ -89,6 +83,24 @@ impl fmt::Display for CookieName {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.0)
     }
+}
+
+/// Whether a pair is valid in RFC 6265, so that every server reads it as this one cookie.
+fn is_valid_pair(pair: &[u8]) -> bool {
+    let pair = pair.trim_ascii();
+    let name = pair.iter().take_while(|byte| is_name_byte(**byte)).count();
+    name > 0 && pair[name..].strip_prefix(b"=").is_some_and(is_plain_value)
+}
+
+/// Whether a value, with or without quotes around it, is valid in RFC 6265.
+fn is_plain_value(value: &[u8]) -> bool {
+    let is_plain = |byte: &u8| byte.is_ascii_graphic() && !matches!(byte, b'"' | b'\\' | b',');
+    unquoted(value).iter().all(is_plain)
+}
+
+/// Whether a byte may occur in the name of a cookie.
+fn is_name_byte(byte: u8) -> bool {
+    byte.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(&byte)
 }
 
 fn unquoted(value: &[u8]) -> &[u8] {
@@ -134,7 +146,8 @@ mod tests {
         assert_eq!(find("other", &lines).as_deref(), Some("q"));
         assert_eq!(find("a", &lines).as_deref(), Some("1"));
         assert_eq!(find("sess", &lines), None);
-        assert_eq!(find("Session", &lines), None, "names are case-sensitive");
+        assert_eq!(find("Session", &lines).as_deref(), Some("abc="), "some servers ignore the case of names");
+        assert_eq!(find("A", &["a=1; A=2"]), None);
     }
 
     #[test]
@@ -201,6 +214,13 @@ mod tests {
             b"a=b session=abc",
             b"a=b, session=abc",
             b"a=b,session =abc",
+            b"session=abc,",
+            b"session=abc,x=1",
+            b"Session=abc,x=1",
+            b"@session=abc",
+            b"session= session=abc",
+            b"a[SESSION=abc",
+            b"a=\"b\\session=abc",
         ];
         for line in ambiguous {
             assert!(!is_unambiguous(line), "{}", line.escape_ascii());
@@ -211,6 +231,7 @@ mod tests {
             " session = ab ",
             "session",
             "a=/?session=b; session=c",
+            "a=[session=b]; b=\"(session=c\"",
             "a=session b",
             "a=\\\"; sessions=\u{a0}",
             "=",

@@ -40,7 +40,7 @@ pub enum HeaderError {
     KeyCharacter(HeaderName),
     /// The cookie that identifies the client has several readings.
     #[error(
-        "cookie `{0}` contains a quote, a backslash, white space or a character outside of ASCII; percent-encode it"
+        "cookie `{0}` contains a quote, a backslash, a comma, white space or a character outside of ASCII; percent-encode it"
     )]
     Cookie(String),
     /// A header contains more tokens than are verified.

@@ -138,7 +138,7 @@ impl Verifier {
             };
             if matches!(token.signature(key.signature_length).map(verify), Some(Ok(true))) {
                 let claims = insecure_decode_claims(token.signed);
-                return claims.map(Claims).map_err(|_| TokenError::Malformed);
+                return claims.map(Claims::new).map_err(|_| TokenError::Malformed);
             }
             error = TokenError::Signature;
         }
@@ -172,7 +172,20 @@ fn algorithm(key: &Jwk) -> Option<(Algorithm, usize)> {
 }
 
 impl Claims {
-    /// The claim `name`, if it is a non-empty string.
+    /// Whole numbers become text, so that a claim such as `"user_id": 42` is a name too; times stay numbers.
+    fn new(mut claims: Map<String, Value>) -> Self {
+        for (name, value) in &mut claims {
+            if let Value::Number(number) = value
+                && (number.is_u64() || number.is_i64())
+                && !matches!(name.as_str(), "exp" | "nbf" | "iat")
+            {
+                *value = Value::String(number.to_string());
+            }
+        }
+        Self(claims)
+    }
+
+    /// The claim `name`, if it is a non-empty string or a whole number.
     pub fn get(&self, name: &str) -> Option<&str> {
         self.0.get(name).and_then(Value::as_str).filter(|text| !text.is_empty())
     }

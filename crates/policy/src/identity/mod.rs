@@ -27,7 +27,7 @@ use std::fmt;
 use std::net::IpAddr;
 
 use http::HeaderMap;
-use http::header::HeaderName;
+use http::header::{AUTHORIZATION, HeaderName};
 use tidegate_core::Timestamp;
 
 pub use address::{Addresses, ForwardingHeader, PrefixError, TrustedChain};
@@ -235,7 +235,7 @@ impl Identities {
     /// The API key of a request as sent, and its header.
     pub(crate) fn sent_key<'h>(&self, headers: &'h HeaderMap) -> Option<(&HeaderName, &'h [u8])> {
         let name = self.spec.api_key.as_ref()?;
-        Some((name, single(headers, name)?))
+        Some((name, key_in(headers, name)?))
     }
 
     /// Prepares the identification of one request. An API key that is not in the directory is ignored, and so is any key
@@ -332,7 +332,7 @@ impl<'a> Identity<'a> {
 
     /// The API key as sent, verified or not.
     pub(crate) fn sent_key(&self) -> Option<&'a [u8]> {
-        single(self.facts.headers, self.spec.api_key.as_ref()?)
+        key_in(self.facts.headers, self.spec.api_key.as_ref()?)
     }
 
     /// The directory's entry for the API key.
@@ -352,9 +352,16 @@ impl<'a> Identity<'a> {
 
     /// The tenant. The directory takes precedence over the request.
     pub fn tenant(&self) -> Option<&[u8]> {
-        if let Some(tenant) = self.grant().and_then(|grant| grant.tenant) {
-            return Some(tenant.as_bytes());
-        }
+        self.granted_tenant().or_else(|| self.sent_tenant())
+    }
+
+    /// The tenant that the directory assigns to the API key.
+    pub(crate) fn granted_tenant(&self) -> Option<&'a [u8]> {
+        self.grant()?.tenant.map(str::as_bytes)
+    }
+
+    /// The tenant that the request itself names.
+    pub(crate) fn sent_tenant(&self) -> Option<&[u8]> {
         match self.spec.tenant.as_ref()? {
             IdentitySource::Header(name) => self.proxied(name),
             IdentitySource::Claim(source) => {
@@ -394,7 +401,7 @@ impl<'a> Identity<'a> {
             }
             _ => &self.tenant_token,
         };
-        let is_granted = self.grant().is_some_and(|grant| grant.tenant.is_some());
+        let is_granted = self.granted_tenant().is_some();
         OutdatedNames {
             user: is_outdated(&self.spec.user, &self.user_token),
             tenant: !is_granted && is_outdated(&self.spec.tenant, tenant_tokens),
@@ -454,7 +461,9 @@ impl<'a> Identity<'a> {
                     )
                 }
                 None if tokens.is_verified() => {
-                    format!("the {kind} token is rejected: no claim `{claim}` with a non-empty string")
+                    format!(
+                        "the {kind} token names no {kind}: no claim `{claim}` with a text or a whole number"
+                    )
                 }
                 None => format!("the {kind} token is rejected: {error}"),
             })
@@ -499,6 +508,17 @@ pub(crate) fn parts(mut key: &[u8]) -> impl Iterator<Item = (ClientKind, &[u8])>
         key = rest;
         Some((kinds().find(|kind| kind.tag() == *tag)?, bytes))
     })
+}
+
+/// The API key in the header `name`. In `Authorization` a scheme before it (`Bearer`) is not part of it: services ignore its case
+/// and the white space after it.
+fn key_in<'a>(headers: &'a HeaderMap, name: &HeaderName) -> Option<&'a [u8]> {
+    let value = single(headers, name)?;
+    if *name != AUTHORIZATION {
+        return Some(value);
+    }
+    let space = value.iter().position(u8::is_ascii_whitespace);
+    Some(space.map_or(value, |space| value[space..].trim_ascii_start()))
 }
 
 /// The value of a header that appears exactly once and is not empty. Servers disagree about which of several values they

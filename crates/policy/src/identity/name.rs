@@ -304,7 +304,14 @@ impl fmt::Display for NamePart {
                 None => write!(f, "{kind}:{}", hex(bytes)),
             },
             (ClientKind::Fingerprint, IdentityValue::Whole(bytes)) => write!(f, "{kind}:{}", hex(bytes)),
-            (_, IdentityValue::Whole(bytes)) => write!(f, "{kind}:{}", percent_encoded(bytes)),
+            (_, IdentityValue::Whole(bytes)) => {
+                let text = percent_encoded(bytes);
+                let name = text.trim_matches(' ');
+                let begin = text.len() - text.trim_start_matches(' ').len();
+                let end = text.len() - begin - name.len();
+                // Otherwise `bob` and `bob ` look the same.
+                write!(f, "{kind}:{}{name}{}", "%20".repeat(begin), "%20".repeat(end))
+            }
         }
     }
 }

@@ -58,6 +58,8 @@ impl Identities {
             }
             secrets.push(secret);
         }
+        // A secret that is part of another one would leave the rest of it.
+        secrets.sort_unstable_by_key(|secret| std::cmp::Reverse(secret.len()));
         Some(secrets)
     }
 }
@@ -179,6 +181,14 @@ mod tests {
 
     fn redacted(headers: &HeaderMap, text: &str) -> String {
         Identities::new(IdentitySpec::default()).unwrap().redact(headers, text).into_owned()
+    }
+
+    #[test]
+    fn secret_inside_another_secret_does_not_keep_it_from_being_redacted() {
+        assert_eq!(redacted(&headers(&[b"live", b"sk_live_51H"]), "/k/sk_live_51H/live"), "/k/…/…");
+        let value = HeaderValue::from_static("Token token=\"my-token-51H\"");
+        let headers = [(AUTHORIZATION, value)].into_iter().collect();
+        assert_eq!(redacted(&headers, "/k/my-token-51H"), "/k/…");
     }
 
     #[test]

@@ -111,6 +111,22 @@ fn api_key_not_in_directory_is_ignored() {
 }
 
 #[test]
+fn api_key_in_authorization_does_not_include_the_scheme() {
+    let directory = Directory::from_csv(b"sk_live,free\n", &["free"]).unwrap();
+    let key_of = |name: HeaderName, value: &str| {
+        let spec = IdentitySpec { api_key: Some(name.clone()), ..IdentitySpec::default() };
+        client(&spec, &[(name, value)], Some(&directory)).0
+    };
+    for value in ["sk_live", "Bearer sk_live", "bearer  sk_live", "Token\tsk_live"] {
+        assert_eq!(key_of(AUTHORIZATION, value), ClientKind::ApiKey, "{value}");
+    }
+    for value in ["Bearer", "Bearersk_live", "Bearer sk_live x"] {
+        assert_eq!(key_of(AUTHORIZATION, value), ClientKind::Ip, "{value}");
+    }
+    assert_eq!(key_of(X_API_KEY, "Bearer sk_live"), ClientKind::Ip, "other headers have no scheme");
+}
+
+#[test]
 fn api_key_without_directory_is_used_only_if_unverified_keys_are_accepted() {
     let (strict, lenient) =
         (IdentitySpec::default(), IdentitySpec { accepts_unverified_keys: true, ..IdentitySpec::default() });

@@ -312,7 +312,14 @@ pub(crate) static API_KEY: Mapping = Mapping {
     path: "clients.api_key",
     doc: "Where to find the API key. A request that has the header twice, or a comma in it, gets 400.",
     keys: &[
-        PolicyKey::new("header", HEADER, "The header that contains the API key.", "X-API-Key").default("X-API-Key"),
+        PolicyKey::new(
+            "header",
+            HEADER,
+            "The header that contains the API key. In `Authorization`, a scheme such as `Bearer` before the key is not part of it: \
+             list and ban keys without it.",
+            "X-API-Key",
+        )
+        .default("X-API-Key"),
         PolicyKey::new(
             "verify",
             Choice(KEY_VERIFICATIONS),
@@ -373,7 +380,13 @@ pub(crate) static JWT: Mapping = Mapping {
             "Authorization",
         )
         .default("Authorization"),
-        PolicyKey::new("claim", Text("name"), "The claim that contains the name.", "sub").default("sub"),
+        PolicyKey::new(
+            "claim",
+            Text("name"),
+            "The claim that contains the name: a text or a whole number.",
+            "sub",
+        )
+        .default("sub"),
         PolicyKey::new("secret_file", FILE, "A file with the shared secret (HS256).", "jwt.secret"),
         PolicyKey::new(
             "jwks_file",
@@ -422,7 +435,13 @@ pub(crate) static COOKIE: Mapping = Mapping {
     name: "`cookie`",
     path: "clients.cookie",
     doc: "A cookie that identifies the client.",
-    keys: &[PolicyKey::new("name", Text("name"), "The name of the cookie.", "session").required()],
+    keys: &[PolicyKey::new(
+        "name",
+        Text("name"),
+        "The name of the cookie; its case does not matter.",
+        "session",
+    )
+    .required()],
 };
 
 pub(crate) static TIERS: Mapping = Mapping {

@@ -1,12 +1,15 @@
 //! The output of `tidegate serve` at its start.
 
+use std::fs::File;
+use std::io::{BufRead, BufReader};
 use std::net::TcpListener;
+use std::process::{Command, Stdio};
 
 use tidegate_testkit::client::get;
 use tidegate_testkit::process::PolicyFile;
 use tidegate_testkit::server::echo;
 
-use crate::program::{run, serve};
+use crate::program::{command, run, serve};
 
 #[test]
 fn demo_responds_with_its_limit() {
@@ -133,5 +136,33 @@ fn startup_errors_name_the_cause_without_error_numbers() {
         let error = String::from_utf8(output.stderr).unwrap();
         assert!(!output.status.success() && error.contains(expected), "{error}");
         assert!(!error.contains("os error"), "{error}");
+    }
+}
+
+/// A file on a full disk.
+fn full_disk() -> File {
+    File::options().write(true).open("/dev/full").unwrap()
+}
+
+#[test]
+fn startup_output_on_a_full_disk_does_not_end_the_process() {
+    let mut command = command();
+    command.args(["serve", "--listen", "127.0.0.1:0"]).stdout(full_disk()).stderr(Stdio::piped());
+    let mut process = command.spawn().unwrap();
+    let mut lines = BufReader::new(process.stderr.take().unwrap()).lines().map_while(Result::ok);
+    assert!(lines.any(|line| line.contains("\"started\"")));
+    Command::new("kill").args(["-TERM", &process.id().to_string()]).status().unwrap();
+    let rest: Vec<_> = lines.collect();
+    assert_eq!(process.wait().unwrap().code(), Some(0), "{rest:?}");
+}
+
+#[test]
+fn problems_on_a_full_disk_are_a_failure_and_no_panic() {
+    let policy = PolicyFile::new("rate_limits: { default: { requests: 0 } }");
+    for args in
+        [&["serve", "--config", &policy.path()][..], &["explain", "--config", &policy.path(), "GET", "/"]]
+    {
+        let status = command().args(args).stderr(full_disk()).status().unwrap();
+        assert_eq!(status.code(), Some(1), "{args:?}");
     }
 }

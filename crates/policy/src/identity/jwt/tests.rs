@@ -265,6 +265,25 @@ fn token_that_is_not_valid_now_names_its_user() {
 }
 
 #[test]
+fn claim_with_a_whole_number_names_its_user() {
+    let user = |sub: Value| user(hs256(&json!({ "sub": sub, "iat": NOW, "exp": NOW + 9 })).as_bytes());
+    for (sub, name) in
+        [(json!(42), "42"), (json!("42"), "42"), (json!(-7), "-7"), (json!(u64::MAX), "18446744073709551615")]
+    {
+        assert_eq!(user(sub.clone()).as_deref(), Some(name), "{sub}");
+    }
+    for sub in
+        [json!(4.5), json!(1e30), json!(true), json!(["a"]), json!({ "id": 1 }), json!(""), json!(null)]
+    {
+        assert_eq!(user(sub.clone()), None, "{sub}");
+    }
+    let numbers =
+        hs256(&json!({ "sub": 1, "exp": NOW + 9 })) + "," + &hs256(&json!({ "sub": 2, "exp": NOW + 9 }));
+    let different = HeaderError::DifferentTokens(http::header::AUTHORIZATION);
+    assert_eq!(source().check(&authorization(numbers.as_bytes())), Err(different));
+}
+
+#[test]
 fn tokens_of_different_users_or_too_many_are_rejected() {
     let token = |user: &str, exp: u64| hs256(&json!({ "sub": user, "exp": exp }));
     let check = |value: String| source().check(&authorization(value.as_bytes()));

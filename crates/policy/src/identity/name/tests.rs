@@ -58,6 +58,12 @@ fn control_and_invisible_characters_are_percent_encoded() {
     assert_eq!(displayed(ClientKind::User, b"a\r\n\x1b[2J\"\xff%"), "user:a%0D%0A%1B[2J\"%FF%25");
     assert_eq!(displayed(ClientKind::User, "a\u{202e}b".as_bytes()), "user:a%E2%80%AEb");
     assert_eq!(displayed(ClientKind::User, "bob\u{ad}".as_bytes()), "user:bob%C2%AD");
+    assert_eq!(
+        displayed(ClientKind::User, b" Bob  Ray  "),
+        "user:%20Bob  Ray%20%20",
+        "spaces around it are invisible"
+    );
+    assert_eq!(displayed(ClientKind::Tenant, b" "), "tenant:%20");
     assert_eq!(displayed(ClientKind::User, b"a+ip:1.2.3.4"), "user:a%2Bip:1.2.3.4", "not two identities");
     let long = displayed(ClientKind::User, &[b'x'; 5_000]);
     assert!(long.len() < 100, "{long}");
