@@ -151,9 +151,15 @@ pin_project! {
         Admitted {
             #[pin]
             inner: S::Future,
-            // `None` if the store failed.
-            charge: Option<LimitCharge<D>>,
+            charge: LimitCharge<D>,
             respond: P,
+        },
+        // The store failed. The handler is observed nevertheless: a call outside of every scope would mean that it is called
+        // from other tasks, and nothing would be refunded any more.
+        Uncharged {
+            #[pin]
+            inner: S::Future,
+            served: ServedCall,
         },
         Rejected {
             // `None` once it is returned.
@@ -207,12 +213,14 @@ where
     /// The service has the request; its charge is kept for its response.
     pub(super) fn charged(inner: S::Future, mut charge: LimitCharge<D>, respond: P) -> Self {
         charge.keep();
-        Self::Admitted { inner, charge: Some(charge), respond }
+        Self::Admitted { inner, charge, respond }
     }
 
     /// The service has the request, which was not charged because the store failed.
-    pub(super) fn uncharged(inner: S::Future, respond: P) -> Self {
-        Self::Admitted { inner, charge: None, respond }
+    pub(super) fn uncharged(mark: Option<HandlerMark>, ready: &mut S, request: R) -> Self {
+        let mut served = ServedCall::new(mark);
+        let inner = served.observe(|| ready.call(request));
+        Self::Uncharged { inner, served }
     }
 
     pub(super) fn rejected(result: Result<S::Response, BoxError>) -> Self {
@@ -238,9 +246,9 @@ where
     }
 
     fn store_failed(limiter: &RateLimiter<D>, error: StoreError, call: PendingCall<P, S, R>) -> Self {
-        let PendingCall { respond, mut ready, request, .. } = call;
+        let PendingCall { mark, mut ready, request, .. } = call;
         match limiter.on_store_failure() {
-            OnStoreFailure::Allow => Self::uncharged(ready.call(request), respond),
+            OnStoreFailure::Allow => Self::uncharged(mark, &mut ready, request),
             OnStoreFailure::Deny => Self::rejected(Err(error.into())),
         }
     }
@@ -253,20 +261,21 @@ where
         loop {
             let next = match self.as_mut().project() {
                 CallStateProjection::Admitted { inner, charge, respond } => {
-                    let Some(charge) = charge else { return inner.poll(cx).map_err(Into::into) };
                     let mut result = ready!(charge.served.observe(|| inner.poll(cx))).map_err(Into::into);
                     charge.complete(&mut result, respond);
                     return Poll::Ready(result);
                 }
+                CallStateProjection::Uncharged { inner, served } => {
+                    return served.observe(|| inner.poll(cx)).map_err(Into::into);
+                }
                 CallStateProjection::Undecided { decision, limiter, call } => {
                     let (client, decision) = ready!(decision.as_mut().poll(cx));
                     let Some(mut call) = call.take() else { return Poll::Pending };
-                    let mark = call.mark.take();
                     match decision {
-                        Ok(decision) => Self::decided(
-                            LimitCharge::new(limiter.clone(), client, KeptDecision::new(decision), mark),
-                            call,
-                        ),
+                        Ok(decision) => {
+                            let (decision, mark) = (KeptDecision::new(decision), call.mark.take());
+                            Self::decided(LimitCharge::new(limiter.clone(), client, decision, mark), call)
+                        }
                         Err(error) => Self::store_failed(limiter, error, call),
                     }
                 }

@@ -71,7 +71,7 @@ impl<S, D, K, P> RateLimitService<S, D, K, P> {
         let decision = match decision.map(Ok).or_else(|| self.limiter.decide_in_place(&client)) {
             Some(Ok(decision)) => decision,
             Some(Err(_)) if self.limiter.on_store_failure() == OnStoreFailure::Allow => {
-                return Box::pin(CallState::uncharged(self.inner.call(request), self.respond.clone()));
+                return Box::pin(CallState::uncharged(self.mark.clone(), &mut self.inner, request));
             }
             Some(Err(error)) => return Box::pin(CallState::rejected(Err(error.into()))),
             None => {
