@@ -39,7 +39,9 @@ impl<D, K, P, L> RateLimitLayer<D, K, P, L> {
 
     /// Applies `layers` between the limits and the handler. A request that they reject ([`is_rejection`](crate::is_rejection))
     /// before the handler was called is refunded. The error alone would not tell: a handler may have worked and return the
-    /// rejection of one of its dependencies.
+    /// rejection of one of its dependencies. A request that a layer responds to is served: those that a fallback responds to,
+    /// and those that another rate limit rejects with a response instead of an error
+    /// ([`RejectWithError`](super::RejectWithError)).
     ///
     /// ```
     /// # use std::sync::Arc;

@@ -7,11 +7,12 @@ use std::time::Duration;
 use http::{Request, Response};
 use tidegate_core::{Algorithm, Backoff, BreakerConfig, Jitter, Ratio, Spec, TimeSpan};
 use tidegate_store::{MemoryStore, Store};
-use tidegate_tower::BoxError;
 use tidegate_tower::breaker::{BreakerLayer, CircuitBreaker};
 use tidegate_tower::bulkhead::{Bulkhead, BulkheadConfig, BulkheadFull, BulkheadLayer};
+use tidegate_tower::fallback::FallbackServiceLayer;
 use tidegate_tower::rate_limit::{OnStoreFailure, OneCounter, RateLimitLayer, RateLimitRule, RateLimiter};
 use tidegate_tower::retry::{RetryConfig, RetryLayer, SharedRetryBudget};
+use tidegate_tower::{BoxError, is_rejection};
 use tokio::time::advance;
 use tower::layer::layer_fn;
 use tower::{Service, ServiceBuilder, ServiceExt, service_fn};
@@ -158,4 +159,23 @@ async fn rate_limit_request_that_is_rejected_after_a_failure_of_the_store_is_ref
     }
     drop(permit);
     assert_eq!(service.oneshot(get()).await.unwrap().status(), 200);
+}
+
+#[tokio::test(start_paused = true)]
+async fn rate_limit_request_that_a_fallback_serves_is_charged() {
+    let breaker = breaker(1);
+    breaker.breaker().force_open();
+    let calls = Arc::new(AtomicUsize::new(0));
+    let count = Arc::clone(&calls);
+    let secondary = service_fn(move |_: Request<Body>| {
+        count.fetch_add(1, Ordering::SeqCst);
+        async { Err::<Response<Body>, _>(BoxError::from(BulkheadFull { concurrent: 1 })) }
+    });
+    let inner = ServiceBuilder::new()
+        .layer(FallbackServiceLayer::new(secondary, is_rejection))
+        .layer(BreakerLayer::new(breaker));
+    let service = ServiceBuilder::new()
+        .layer(layer().around(inner.into_inner()))
+        .service_fn(|_: Request<Body>| async { Ok::<_, BoxError>(respond(200)) });
+    assert_eq!(flood(service, &calls).await, 3);
 }
