@@ -174,3 +174,19 @@ async fn grpc_breaker_ends_a_call_with_its_body() {
     drop(service.oneshot("14").await.unwrap());
     assert_eq!(breaker.status().consecutive_failures, 1, "a dropped body cancels the call");
 }
+
+#[tokio::test]
+async fn grpc_breaker_counts_responses_that_end_without_a_status() {
+    let breaker = CircuitBreaker::new(BreakerConfig::default()).unwrap();
+    let service = ServiceBuilder::new()
+        .layer(BreakerLayer::grpc(breaker.clone()))
+        .service(service_fn(|body: Full<Bytes>| async move { Ok::<_, Infallible>(Response::new(body)) }));
+    drop(service.clone().oneshot(Full::default()).await.unwrap());
+    assert_eq!(breaker.status().consecutive_failures, 1, "the head is the end");
+    let mut body = service.oneshot(Full::new(Bytes::from_static(&[0; 5]))).await.unwrap().into_body();
+    assert_eq!(breaker.status().consecutive_failures, 1, "a message follows");
+    body.frame().await.unwrap().unwrap();
+    // As a connection does, which does not poll a body that has ended.
+    drop(body);
+    assert_eq!(breaker.status().consecutive_failures, 2);
+}
