@@ -177,10 +177,14 @@ impl<B: Body> Body for GrpcBreakerBody<B> {
             Some(Err(_)) => Some(CallEnd::Reset),
             None => Some(CallEnd::GrpcStatus(UNKNOWN)),
         };
-        if let Some(end) = end
-            && let Some(permit) = this.permit.take()
-        {
-            permit.record(end.outcome());
+        match end {
+            Some(end) => {
+                if let Some(permit) = this.permit.take() {
+                    permit.record(end.outcome());
+                }
+            }
+            // A service that sends messages works so far. A stream may last, and other probes must not wait for its end.
+            None => this.permit.iter_mut().for_each(BreakerPermit::release_slot),
         }
         Poll::Ready(frame)
     }
