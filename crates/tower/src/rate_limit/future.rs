@@ -24,7 +24,7 @@ pub(super) struct LimitCharge<D: Store + 'static> {
     /// Whether dropping refunds.
     is_pending: bool,
     /// Whether the handler was called.
-    pub(super) served: ServedCall,
+    served: ServedCall,
 }
 
 impl<D: Store + 'static> LimitCharge<D> {
@@ -210,9 +210,10 @@ where
         Self::Delayed { timer: sleep(wait.into()), call: Some((charge, call)) }
     }
 
-    /// The service has the request; its charge is kept for its response.
-    pub(super) fn charged(inner: S::Future, mut charge: LimitCharge<D>, respond: P) -> Self {
+    /// Gives the request to the service. Its charge is kept, also if the service panics.
+    pub(super) fn charged(mut charge: LimitCharge<D>, respond: P, ready: &mut S, request: R) -> Self {
         charge.keep();
+        let inner = charge.served.observe(|| ready.call(request));
         Self::Admitted { inner, charge, respond }
     }
 
@@ -227,10 +228,9 @@ where
         Self::Rejected { result: Some(result) }
     }
 
-    fn admitted(mut charge: LimitCharge<D>, call: PendingCall<P, S, R>) -> Self {
+    fn admitted(charge: LimitCharge<D>, call: PendingCall<P, S, R>) -> Self {
         let PendingCall { respond, mut ready, request, .. } = call;
-        let inner = charge.served.observe(|| ready.call(request));
-        Self::charged(inner, charge, respond)
+        Self::charged(charge, respond, &mut ready, request)
     }
 
     /// The state after the decision.

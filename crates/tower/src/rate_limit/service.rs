@@ -82,12 +82,9 @@ impl<S, D, K, P> RateLimitService<S, D, K, P> {
             }
         };
         let verdict = decision.verdict();
-        let mut charge = self.charge(client, decision);
+        let charge = self.charge(client, decision);
         Box::pin(match verdict {
-            Verdict::PASS => {
-                let inner = charge.served.observe(|| self.inner.call(request));
-                CallState::charged(inner, charge, self.respond.clone())
-            }
+            Verdict::PASS => CallState::charged(charge, self.respond.clone(), &mut self.inner, request),
             Verdict::Pass { wait } => {
                 let ready = self.take_ready();
                 let pending = PendingCall { respond: self.respond.clone(), mark: None, ready, request };
@@ -133,9 +130,10 @@ where
             }
         };
         match charge {
-            Some(mut charge) => {
-                let inner = charge.served.observe(|| self.inner.call(request));
-                RateLimitFuture::stateful(Box::pin(CallState::charged(inner, charge, self.respond.clone())))
+            Some(charge) => {
+                let respond = self.respond.clone();
+                let state = CallState::charged(charge, respond, &mut self.inner, request);
+                RateLimitFuture::stateful(Box::pin(state))
             }
             None => RateLimitFuture::direct(self.inner.call(request)),
         }

@@ -1,5 +1,6 @@
 //! Which rejections are refunded: those of layers between the limits and the handler, before the handler was called.
 
+use std::future::Ready;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
@@ -15,7 +16,8 @@ use tidegate_tower::retry::{RetryConfig, RetryLayer, SharedRetryBudget};
 use tidegate_tower::{BoxError, is_rejection};
 use tokio::time::advance;
 use tower::layer::layer_fn;
-use tower::{Service, ServiceBuilder, ServiceExt, service_fn};
+use tower::util::BoxCloneSyncService;
+use tower::{Layer, Service, ServiceBuilder, ServiceExt, service_fn};
 
 use crate::rate_limit::SlowStore;
 use crate::support::{Body, TokioClock, get, respond};
@@ -178,4 +180,29 @@ async fn rate_limit_request_that_a_fallback_serves_is_charged() {
         .layer(layer().around(inner.into_inner()))
         .service_fn(|_: Request<Body>| async { Ok::<_, BoxError>(respond(200)) });
     assert_eq!(flood(service, &calls).await, 3);
+}
+
+#[tokio::test(start_paused = true)]
+async fn rate_limit_request_whose_handler_panics_is_charged() {
+    let calls = Arc::new(AtomicUsize::new(0));
+    let count = Arc::clone(&calls);
+    let handler = service_fn(move |_: Request<Body>| -> Ready<Result<Response<Body>, BoxError>> {
+        count.fetch_add(1, Ordering::SeqCst);
+        panic!("before there is a future")
+    });
+    let slow = layer_with(Arc::new(SlowStore::new(false)), OnStoreFailure::Deny);
+    let bulkhead = BulkheadLayer::new(Bulkhead::new(BulkheadConfig::new(5)));
+    for service in [
+        BoxCloneSyncService::new(layer().layer(handler.clone())),
+        BoxCloneSyncService::new(layer().around(bulkhead.clone()).layer(handler.clone())),
+        BoxCloneSyncService::new(slow.around(bulkhead).layer(handler)),
+    ] {
+        calls.store(0, Ordering::SeqCst);
+        for _ in 0..10 {
+            let _ = tokio::spawn(service.clone().oneshot(get())).await;
+            // Refunds to a store that is not immediate are made by a task.
+            tokio::task::yield_now().await;
+        }
+        assert_eq!(calls.load(Ordering::SeqCst), 3);
+    }
 }
