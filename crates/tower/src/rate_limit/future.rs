@@ -119,7 +119,7 @@ pin_project! {
 }
 
 /// A call that is not made yet.
-pub(super) struct PendingCall<P, S, R> {
+pub(super) struct WaitingCall<P, S, R> {
     pub(super) respond: P,
     /// For the charge, while there is none.
     pub(super) mark: Option<HandlerMark>,
@@ -141,12 +141,12 @@ pin_project! {
         Undecided {
             decision: PendingDecision,
             limiter: RateLimiter<D>,
-            call: Option<PendingCall<P, S, R>>,
+            call: Option<WaitingCall<P, S, R>>,
         },
         Delayed {
             #[pin]
             timer: Sleep,
-            call: Option<(LimitCharge<D>, PendingCall<P, S, R>)>,
+            call: Option<(LimitCharge<D>, WaitingCall<P, S, R>)>,
         },
         Admitted {
             #[pin]
@@ -196,7 +196,7 @@ where
     pub(super) fn undecided(
         limiter: RateLimiter<D>,
         client: ClientBytes,
-        call: PendingCall<P, S, R>,
+        call: WaitingCall<P, S, R>,
     ) -> Self {
         let decider = limiter.clone();
         let decision = Box::pin(async move {
@@ -206,7 +206,7 @@ where
         Self::Undecided { decision, limiter, call: Some(call) }
     }
 
-    pub(super) fn delayed(wait: TimeSpan, charge: LimitCharge<D>, call: PendingCall<P, S, R>) -> Self {
+    pub(super) fn delayed(wait: TimeSpan, charge: LimitCharge<D>, call: WaitingCall<P, S, R>) -> Self {
         Self::Delayed { timer: sleep(wait.into()), call: Some((charge, call)) }
     }
 
@@ -228,13 +228,13 @@ where
         Self::Rejected { result: Some(result) }
     }
 
-    fn admitted(charge: LimitCharge<D>, call: PendingCall<P, S, R>) -> Self {
-        let PendingCall { respond, mut ready, request, .. } = call;
+    fn admitted(charge: LimitCharge<D>, call: WaitingCall<P, S, R>) -> Self {
+        let WaitingCall { respond, mut ready, request, .. } = call;
         Self::charged(charge, respond, &mut ready, request)
     }
 
     /// The state after the decision.
-    fn decided(charge: LimitCharge<D>, call: PendingCall<P, S, R>) -> Self
+    fn decided(charge: LimitCharge<D>, call: WaitingCall<P, S, R>) -> Self
     where
         P: RespondToLimit<S::Response>,
     {
@@ -245,8 +245,8 @@ where
         }
     }
 
-    fn store_failed(limiter: &RateLimiter<D>, error: StoreError, call: PendingCall<P, S, R>) -> Self {
-        let PendingCall { mark, mut ready, request, .. } = call;
+    fn store_failed(limiter: &RateLimiter<D>, error: StoreError, call: WaitingCall<P, S, R>) -> Self {
+        let WaitingCall { mark, mut ready, request, .. } = call;
         match limiter.on_store_failure() {
             OnStoreFailure::Allow => Self::uncharged(mark, &mut ready, request),
             OnStoreFailure::Deny => Self::rejected(Err(error.into())),

@@ -44,15 +44,12 @@ impl<D, K, P, L> RateLimitLayer<D, K, P, L> {
     /// ([`RejectWithError`](super::RejectWithError)).
     ///
     /// ```
-    /// # use std::sync::Arc;
-    /// # use tidegate_core::{AdaptiveConfig, TimeSpan};
-    /// # use tidegate_store::MemoryStore;
+    /// # use tidegate_core::AdaptiveConfig;
+    /// # use tidegate_store::Store;
     /// # use tidegate_tower::load_shed::{LoadShedLayer, LoadShedder};
-    /// # use tidegate_tower::rate_limit::{OneCounter, RateLimitLayer, RateLimitRule, RateLimiter};
+    /// # use tidegate_tower::rate_limit::{OneCounter, RateLimitLayer, RateLimiter};
     /// # use tower::ServiceBuilder;
-    /// # fn main() -> Result<(), tidegate_tower::BoxError> {
-    /// # let rules = vec![RateLimitRule::per_window("default", 100, TimeSpan::from_secs(60))?];
-    /// # let limiter = RateLimiter::new(rules, Arc::new(MemoryStore::with_cap(1 << 20)))?;
+    /// # fn layer<D: Store>(limiter: RateLimiter<D>) -> Result<(), tidegate_tower::BoxError> {
     /// let inner = ServiceBuilder::new().layer(LoadShedLayer::new(LoadShedder::new(AdaptiveConfig::default())?));
     /// let layer = RateLimitLayer::new(limiter, OneCounter).around(inner.into_inner());
     /// # let _ = layer;

@@ -8,7 +8,7 @@ use tidegate_store::{PromptDecision, Store};
 use tower_service::Service;
 
 use super::client::FindClient;
-use super::future::{BoxCallState, CallState, LimitCharge, PendingCall, RateLimitFuture};
+use super::future::{BoxCallState, CallState, LimitCharge, RateLimitFuture, WaitingCall};
 use super::handle::{ClientBytes, OnStoreFailure, RateLimiter};
 use super::kept_decision::KeptDecision;
 use super::respond::RespondToLimit;
@@ -77,7 +77,7 @@ impl<S, D, K, P> RateLimitService<S, D, K, P> {
             None => {
                 let ready = self.take_ready();
                 let pending =
-                    PendingCall { respond: self.respond.clone(), mark: self.mark.clone(), ready, request };
+                    WaitingCall { respond: self.respond.clone(), mark: self.mark.clone(), ready, request };
                 return Box::pin(CallState::undecided(self.limiter.clone(), client, pending));
             }
         };
@@ -87,7 +87,7 @@ impl<S, D, K, P> RateLimitService<S, D, K, P> {
             Verdict::PASS => CallState::charged(charge, self.respond.clone(), &mut self.inner, request),
             Verdict::Pass { wait } => {
                 let ready = self.take_ready();
-                let pending = PendingCall { respond: self.respond.clone(), mark: None, ready, request };
+                let pending = WaitingCall { respond: self.respond.clone(), mark: None, ready, request };
                 CallState::delayed(wait, charge, pending)
             }
             Verdict::NotUntil { .. } | Verdict::Never => CallState::rejected(charge.reject(&self.respond)),
