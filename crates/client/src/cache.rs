@@ -9,6 +9,7 @@
 //! A response is stored while the caller reads it, once its body is complete. What is stored is copied: the parts of a
 //! response refer to the buffers that it was read into, which are much larger.
 
+mod directives;
 mod size;
 mod storing_body;
 mod table;
@@ -222,6 +223,7 @@ impl CacheableGet {
         // A URI that is parsed again has memory of its own.
         *request.uri_mut() = url.parse().unwrap_or_default();
         *request.headers_mut() = copied(&parts.headers);
+        directives::normalize(request.headers_mut());
         let key =
             CacheKey { url: url.into(), partition: partition.into(), user: user_of(&parts.headers).into() };
         Self { key, request, changes }
@@ -235,7 +237,9 @@ impl CacheEntry {
         if age.is_some_and(|age| age > OLDEST) {
             head.headers_mut().insert(AGE, OLDEST.into());
         }
-        let policy = Arc::new(CachePolicy::new_options(&get.request, &head, to_system_time(now), OPTIONS));
+        let mut normal = self::head(head.status(), head.headers().clone());
+        directives::normalize(normal.headers_mut());
+        let policy = Arc::new(CachePolicy::new_options(&get.request, &normal, to_system_time(now), OPTIONS));
         let size = size::of_entry(get, head.headers()) + body.len();
         let (parts, ()) = head.into_parts();
         Self { policy, status: parts.status, headers: parts.headers, body, size, last_use: 0 }

@@ -6,10 +6,10 @@ use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
-use bytes::Bytes;
+use bytes::{Bytes, BytesMut};
 use http::{HeaderMap, Response, StatusCode, Version};
 use http_body::{Body, Frame, SizeHint};
-use http_body_util::{BodyExt, LengthLimitError, Limited};
+use http_body_util::BodyExt;
 use tidegate_core::{BreakerState, CallEnd, CallOutcome, Timestamp};
 use tidegate_store::Clock;
 use tidegate_tower::breaker::{BreakerOpen, BreakerPermit, CircuitBreaker};
@@ -104,16 +104,21 @@ impl ClientResponse {
     }
 }
 
-/// Reads a body of at most `limit` bytes.
-pub(crate) async fn collect(body: IncomingBody, limit: usize) -> Result<Bytes, ClientError> {
-    match Limited::new(body, limit).collect().await {
-        Ok(collected) => Ok(collected.to_bytes()),
-        Err(error) if error.is::<LengthLimitError>() => Err(ClientError::BodyTooLarge { limit }),
-        Err(error) => Err(match error.downcast::<ClientError>() {
-            Ok(error) => *error,
-            Err(source) => ClientError::Body { source },
-        }),
+/// Reads a body of at most `limit` bytes. The parts are copied as they arrive: each refers to the buffer that it was read into,
+/// so that many small ones would occupy a multiple of the limit.
+pub(crate) async fn collect(mut body: IncomingBody, limit: usize) -> Result<Bytes, ClientError> {
+    let mut whole = BytesMut::new();
+    while let Some(frame) = body.frame().await {
+        let Ok(data) = frame?.into_data() else { continue };
+        if data.len() > limit - whole.len() {
+            return Err(ClientError::BodyTooLarge { limit });
+        }
+        if whole.is_empty() && body.is_end_stream() {
+            return Ok(data);
+        }
+        whole.extend_from_slice(&data);
     }
+    Ok(whole.freeze())
 }
 
 /// The body of a response.

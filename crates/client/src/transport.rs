@@ -22,6 +22,9 @@ use crate::body::SendBody;
 use crate::error::BoxError;
 use crate::watched_io::{ReceivedBytes, WatchedConnector};
 
+/// A longer time would overflow the clock of the pool, which adds it to now.
+const LONGEST_IDLE: Duration = Duration::from_hours(24 * 365);
+
 /// The body of a response as the transport delivers it.
 pub(crate) type TransportBody = UnsyncBoxBody<Bytes, BoxError>;
 
@@ -118,7 +121,7 @@ impl PooledTransport {
         };
         let mut builder = HyperClient::builder(TokioExecutor::new());
         builder
-            .pool_idle_timeout(settings.idle_timeout)
+            .pool_idle_timeout(settings.idle_timeout.min(LONGEST_IDLE))
             .pool_timer(TokioTimer::new())
             .timer(TokioTimer::new())
             .http2_only(settings.http2_only)

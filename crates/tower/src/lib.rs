@@ -84,6 +84,9 @@
 //!   the task, bound that wait as well: afterwards they fail the next call without making it, so a call may take the time twice.
 //!   The other layers wait as long as the inner service makes them wait, except that an open breaker rejects at once. An error of
 //!   `poll_ready` is a failure for the breaker.
+//! - A call that waits (delayed by `rate_limit` or `policy`, queued by `bulkhead`, undecided by a remote store) keeps the service
+//!   that was ready for it, with whatever that has reserved. So one client's delayed calls could occupy all permits of tower's
+//!   `ConcurrencyLimit` further in: use `bulkhead` there, which gives out its permits when it is called.
 //! - Layers call only services that are ready. Futures are named types; only calls that wait for a permit or for a remote store
 //!   allocate.
 //! - Durations are measured with a [`Clock`](tidegate_store::Clock), by default the [`system_clock`]; timers are those of

@@ -76,6 +76,14 @@ impl ServedCall {
     }
 }
 
+/// A layer calls another service than the one it is applied to, such as a fallback: the request is served by it.
+#[cfg(feature = "fallback")]
+pub(crate) fn mark_served() {
+    if SCOPE.get() == Scope::Unserved {
+        SCOPE.set(Scope::Served);
+    }
+}
+
 /// A layer that refunds nothing: it does not know which requests reach the handler.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct NothingRefunded;

@@ -5,6 +5,7 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use bytes::Bytes;
+use http::header::VARY;
 use http::{HeaderName, HeaderValue, Response};
 use http_body::{Body, Frame};
 use http_body_util::{BodyExt, Full};
@@ -122,6 +123,32 @@ async fn response_with_only_a_date_of_change_is_validated_each_time() {
         assert_eq!(response.text().await.unwrap(), "one");
     }
     assert_eq!(server.received()[2].headers["if-modified-since"], modified.1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn directives_in_any_case_and_beside_any_bytes_are_obeyed() {
+    let expires = HeaderValue::from_static("Fri, 31 Dec 9999 23:59:59 GMT");
+    for (directives, vary, attempts) in [
+        (&b"max-age=600, No-Store"[..], None, 1),
+        (b"NO-CACHE, max-age=600", None, 1),
+        (b"no-store, x=\xe9", None, 1),
+        (b"max-age=600", Some("accept, *"), 1),
+        (b"max-age=600", Some("*"), 1),
+        (b"Max-Age=600", None, 0),
+    ] {
+        let (directives, expires) = (HeaderValue::from_bytes(directives).unwrap(), expires.clone());
+        let case = format!("{directives:?} {vary:?}");
+        let (client, _) = cached(move |_| {
+            let mut response =
+                Response::new(Full::from("one").map_err(|never| match never {}).boxed_unsync());
+            response.headers_mut().insert("cache-control", directives.clone());
+            response.headers_mut().insert("expires", expires.clone());
+            response.headers_mut().extend(vary.map(|vary| (VARY, HeaderValue::from_static(vary))));
+            Script::Custom(response)
+        });
+        read(client.get(URL)).await;
+        assert_eq!(read(client.get(URL)).await, attempts, "{case}");
+    }
 }
 
 #[tokio::test(start_paused = true)]

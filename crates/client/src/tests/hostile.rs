@@ -1,5 +1,13 @@
 //! Servers that send nonsense.
 
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::task::{Context, Poll};
+
+use bytes::Bytes;
+use http_body::Frame;
+use http_body_util::BodyExt;
 use proptest::prelude::*;
 
 use super::{Script, TestServer, URL, respond_with, secs};
@@ -138,6 +146,60 @@ async fn body_beyond_the_longest_accepted_one_is_an_error() {
     let client = server.client(Client::builder().max_response_body(3));
     let error = client.get(URL).send().await.unwrap().bytes().await.unwrap_err();
     assert!(matches!(error, ClientError::BodyTooLarge { limit: 3 }), "{error}");
+}
+
+/// The buffer of a part of a body: counts those that are kept.
+struct ReadBuffer(Arc<AtomicUsize>);
+
+impl AsRef<[u8]> for ReadBuffer {
+    fn as_ref(&self) -> &[u8] {
+        b"x"
+    }
+}
+
+impl Drop for ReadBuffer {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+/// A body of single bytes, each in a buffer of its own.
+struct TinyParts {
+    left: usize,
+    kept: Arc<AtomicUsize>,
+    most: Arc<AtomicUsize>,
+}
+
+impl http_body::Body for TinyParts {
+    type Data = Bytes;
+    type Error = crate::BoxError;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        _: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, crate::BoxError>>> {
+        if self.left == 0 {
+            return Poll::Ready(None);
+        }
+        self.left -= 1;
+        let kept = self.kept.fetch_add(1, Ordering::SeqCst) + 1;
+        self.most.fetch_max(kept, Ordering::SeqCst);
+        let data = Bytes::from_owner(ReadBuffer(Arc::clone(&self.kept)));
+        Poll::Ready(Some(Ok(Frame::data(data))))
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn body_of_many_small_parts_does_not_keep_the_buffers_of_all_of_them() {
+    let most = Arc::new(AtomicUsize::new(0));
+    let seen = Arc::clone(&most);
+    let server = TestServer::new(move |_, _| {
+        let body = TinyParts { left: 10_000, kept: Arc::default(), most: Arc::clone(&seen) };
+        Script::Custom(http::Response::new(body.boxed_unsync()))
+    });
+    let client = server.client(Client::builder());
+    let body = client.get(URL).send().await.unwrap().bytes().await.unwrap();
+    assert_eq!((body.len(), most.load(Ordering::SeqCst)), (10_000, 1));
 }
 
 #[tokio::test]

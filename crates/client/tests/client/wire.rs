@@ -42,6 +42,26 @@ async fn requests_of_one_client_share_a_connection_and_arrive_as_sent() {
 }
 
 #[tokio::test]
+async fn idle_timeout_of_any_length_panics_nowhere() {
+    let (panics, this_thread) = (Arc::new(AtomicUsize::new(0)), std::thread::current().id());
+    let (count, other_hook) = (Arc::clone(&panics), std::panic::take_hook());
+    // A panic of a background task has no other effect that could be seen here.
+    std::panic::set_hook(Box::new(move |info| {
+        if std::thread::current().id() == this_thread {
+            count.fetch_add(1, Ordering::SeqCst);
+        }
+        other_hook(info);
+    }));
+    let server = RecordingServer::start().await;
+    let client = quick().idle_timeout(Duration::MAX).build().unwrap();
+    for _ in 0..3 {
+        let response = soon(client.get(server.url()).send()).await.unwrap();
+        soon(response.bytes()).await.unwrap();
+    }
+    assert_eq!((server.connections(), panics.load(Ordering::SeqCst)), (1, 0));
+}
+
+#[tokio::test]
 async fn json_of_a_response_is_decoded_or_an_error() {
     let server = RecordingServer::scripted(|number| ok(if number == 0 { "[1,2]" } else { "{" })).await;
     let client = quick().build().unwrap();

@@ -1,4 +1,4 @@
-//! All interleavings of two threads.
+//! All interleavings of two threads, and most of three.
 
 use loom::sync::Arc;
 use loom::thread;
@@ -90,6 +90,30 @@ fn loom_two_callers_behind_a_hung_probe_start_one_probe() {
         let mine = breaker.try_acquire(|| later).is_ok();
         let other = other.join().unwrap();
         assert!(mine ^ other, "exactly one more probe: {mine} {other}");
+    });
+}
+
+#[test]
+fn loom_two_callers_while_a_hung_probe_ends_start_one_probe() {
+    // Three threads have too many interleavings for all of them; the violation needs two preemptions.
+    let mut model = loom::model::Builder::new();
+    model.preemption_bound = Some(3);
+    model.check(|| {
+        let config =
+            BreakerConfig { failures: Some(1), open_jitter: Ratio::ZERO, ..BreakerConfig::default() };
+        let breaker = Arc::new(Breaker::new(config).unwrap());
+        let ticket = breaker.try_acquire(|| START).unwrap();
+        breaker.record(ticket, CallOutcome::Failure, || timing(START));
+        let first = START + config.open_for;
+        let hung = breaker.try_acquire(|| first).unwrap();
+        let later = first + config.open_for;
+        let callers = [(); 2].map(|()| {
+            let breaker = Arc::clone(&breaker);
+            thread::spawn(move || breaker.try_acquire(|| later).is_ok())
+        });
+        breaker.cancel(hung);
+        let [one, other] = callers.map(|caller| caller.join().unwrap());
+        assert!(one ^ other, "exactly one young probe: {one} {other}");
     });
 }
 

@@ -6,7 +6,7 @@ use std::task::{Context, Poll, ready};
 use http::{HeaderMap, Response, StatusCode};
 use http_body::{Body, Frame, SizeHint};
 use pin_project_lite::pin_project;
-use tidegate_core::CallEnd;
+use tidegate_core::{CallEnd, CallOutcome};
 use tidegate_headers::grpc_status;
 use tower_layer::Layer;
 use tower_service::Service;
@@ -49,6 +49,7 @@ impl<S, R, B> Service<R> for GrpcBreakerService<S>
 where
     S: Service<R, Response = Response<B>>,
     S::Error: Into<BoxError>,
+    B: Body,
 {
     type Response = Response<GrpcBreakerBody<B>>;
     type Error = BoxError;
@@ -101,6 +102,7 @@ impl<F, B, E> Future for GrpcBreakerFuture<F>
 where
     F: Future<Output = Result<Response<B>, E>>,
     E: Into<BoxError>,
+    B: Body,
 {
     type Output = Result<Response<GrpcBreakerBody<B>>, BoxError>;
 
@@ -126,11 +128,17 @@ where
 }
 
 /// The outcome of a call that ended with the head of its response: a response of trailers only, or one that is not gRPC.
-fn end_at_head<B>(response: &Response<B>) -> Option<tidegate_core::CallOutcome> {
+fn end_at_head<B: Body>(response: &Response<B>) -> Option<CallOutcome> {
     if response.status() != StatusCode::OK {
         return Some(CallEnd::Status(response.status().as_u16()).outcome());
     }
-    grpc_status(response.headers()).map(|code| CallEnd::GrpcStatus(code).outcome())
+    let code = grpc_status(response.headers()).or_else(|| missing_status(response.body()));
+    code.map(|code| CallEnd::GrpcStatus(code).outcome())
+}
+
+/// The status of a body that has ended, if no status came before. Such a body may not be polled again.
+fn missing_status(body: &impl Body) -> Option<u16> {
+    body.is_end_stream().then_some(UNKNOWN)
 }
 
 pin_project! {
@@ -158,18 +166,25 @@ impl<B: Body> Body for GrpcBreakerBody<B> {
         self: Pin<&mut Self>,
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Self::Data>, Self::Error>>> {
-        let this = self.project();
-        let frame = ready!(count_panic(this.permit, || this.inner.poll_frame(cx)));
-        let status = |trailers: &HeaderMap| CallEnd::GrpcStatus(grpc_status(trailers).unwrap_or(UNKNOWN));
+        let mut this = self.project();
+        let frame = ready!(count_panic(this.permit, || this.inner.as_mut().poll_frame(cx)));
+        let status = |trailers: &HeaderMap| grpc_status(trailers).unwrap_or(UNKNOWN);
         let end = match &frame {
-            Some(Ok(frame)) => frame.trailers_ref().map(status),
+            Some(Ok(frame)) => {
+                let code = frame.trailers_ref().map(status).or_else(|| missing_status(&*this.inner));
+                code.map(CallEnd::GrpcStatus)
+            }
             Some(Err(_)) => Some(CallEnd::Reset),
             None => Some(CallEnd::GrpcStatus(UNKNOWN)),
         };
-        if let Some(end) = end
-            && let Some(permit) = this.permit.take()
-        {
-            permit.record(end.outcome());
+        match end {
+            Some(end) => {
+                if let Some(permit) = this.permit.take() {
+                    permit.record(end.outcome());
+                }
+            }
+            // A service that sends messages works so far. A stream may last, and other probes must not wait for its end.
+            None => this.permit.iter_mut().for_each(BreakerPermit::release_slot),
         }
         Poll::Ready(frame)
     }

@@ -108,6 +108,8 @@ where
                         return Poll::Ready(Err(error.into()));
                     }
                     let Some((mut service, request)) = this.secondary.take() else { return Poll::Pending };
+                    #[cfg(any(feature = "policy", feature = "rate_limit"))]
+                    crate::served::mark_served();
                     let inner = service.call(request);
                     this.state.set(CallState::Secondary { inner });
                 }

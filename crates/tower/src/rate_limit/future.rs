@@ -24,7 +24,7 @@ pub(super) struct LimitCharge<D: Store + 'static> {
     /// Whether dropping refunds.
     is_pending: bool,
     /// Whether the handler was called.
-    pub(super) served: ServedCall,
+    served: ServedCall,
 }
 
 impl<D: Store + 'static> LimitCharge<D> {
@@ -119,7 +119,7 @@ pin_project! {
 }
 
 /// A call that is not made yet.
-pub(super) struct PendingCall<P, S, R> {
+pub(super) struct WaitingCall<P, S, R> {
     pub(super) respond: P,
     /// For the charge, while there is none.
     pub(super) mark: Option<HandlerMark>,
@@ -141,19 +141,25 @@ pin_project! {
         Undecided {
             decision: PendingDecision,
             limiter: RateLimiter<D>,
-            call: Option<PendingCall<P, S, R>>,
+            call: Option<WaitingCall<P, S, R>>,
         },
         Delayed {
             #[pin]
             timer: Sleep,
-            call: Option<(LimitCharge<D>, PendingCall<P, S, R>)>,
+            call: Option<(LimitCharge<D>, WaitingCall<P, S, R>)>,
         },
         Admitted {
             #[pin]
             inner: S::Future,
-            // `None` if the store failed.
-            charge: Option<LimitCharge<D>>,
+            charge: LimitCharge<D>,
             respond: P,
+        },
+        // The store failed. The handler is observed nevertheless: a call outside of every scope would mean that it is called
+        // from other tasks, and nothing would be refunded any more.
+        Uncharged {
+            #[pin]
+            inner: S::Future,
+            served: ServedCall,
         },
         Rejected {
             // `None` once it is returned.
@@ -190,7 +196,7 @@ where
     pub(super) fn undecided(
         limiter: RateLimiter<D>,
         client: ClientBytes,
-        call: PendingCall<P, S, R>,
+        call: WaitingCall<P, S, R>,
     ) -> Self {
         let decider = limiter.clone();
         let decision = Box::pin(async move {
@@ -200,33 +206,35 @@ where
         Self::Undecided { decision, limiter, call: Some(call) }
     }
 
-    pub(super) fn delayed(wait: TimeSpan, charge: LimitCharge<D>, call: PendingCall<P, S, R>) -> Self {
+    pub(super) fn delayed(wait: TimeSpan, charge: LimitCharge<D>, call: WaitingCall<P, S, R>) -> Self {
         Self::Delayed { timer: sleep(wait.into()), call: Some((charge, call)) }
     }
 
-    /// The service has the request; its charge is kept for its response.
-    pub(super) fn charged(inner: S::Future, mut charge: LimitCharge<D>, respond: P) -> Self {
+    /// Gives the request to the service. Its charge is kept, also if the service panics.
+    pub(super) fn charged(mut charge: LimitCharge<D>, respond: P, ready: &mut S, request: R) -> Self {
         charge.keep();
-        Self::Admitted { inner, charge: Some(charge), respond }
+        let inner = charge.served.observe(|| ready.call(request));
+        Self::Admitted { inner, charge, respond }
     }
 
     /// The service has the request, which was not charged because the store failed.
-    pub(super) fn uncharged(inner: S::Future, respond: P) -> Self {
-        Self::Admitted { inner, charge: None, respond }
+    pub(super) fn uncharged(mark: Option<HandlerMark>, ready: &mut S, request: R) -> Self {
+        let mut served = ServedCall::new(mark);
+        let inner = served.observe(|| ready.call(request));
+        Self::Uncharged { inner, served }
     }
 
     pub(super) fn rejected(result: Result<S::Response, BoxError>) -> Self {
         Self::Rejected { result: Some(result) }
     }
 
-    fn admitted(mut charge: LimitCharge<D>, call: PendingCall<P, S, R>) -> Self {
-        let PendingCall { respond, mut ready, request, .. } = call;
-        let inner = charge.served.observe(|| ready.call(request));
-        Self::charged(inner, charge, respond)
+    fn admitted(charge: LimitCharge<D>, call: WaitingCall<P, S, R>) -> Self {
+        let WaitingCall { respond, mut ready, request, .. } = call;
+        Self::charged(charge, respond, &mut ready, request)
     }
 
     /// The state after the decision.
-    fn decided(charge: LimitCharge<D>, call: PendingCall<P, S, R>) -> Self
+    fn decided(charge: LimitCharge<D>, call: WaitingCall<P, S, R>) -> Self
     where
         P: RespondToLimit<S::Response>,
     {
@@ -237,10 +245,10 @@ where
         }
     }
 
-    fn store_failed(limiter: &RateLimiter<D>, error: StoreError, call: PendingCall<P, S, R>) -> Self {
-        let PendingCall { respond, mut ready, request, .. } = call;
+    fn store_failed(limiter: &RateLimiter<D>, error: StoreError, call: WaitingCall<P, S, R>) -> Self {
+        let WaitingCall { mark, mut ready, request, .. } = call;
         match limiter.on_store_failure() {
-            OnStoreFailure::Allow => Self::uncharged(ready.call(request), respond),
+            OnStoreFailure::Allow => Self::uncharged(mark, &mut ready, request),
             OnStoreFailure::Deny => Self::rejected(Err(error.into())),
         }
     }
@@ -253,20 +261,21 @@ where
         loop {
             let next = match self.as_mut().project() {
                 CallStateProjection::Admitted { inner, charge, respond } => {
-                    let Some(charge) = charge else { return inner.poll(cx).map_err(Into::into) };
                     let mut result = ready!(charge.served.observe(|| inner.poll(cx))).map_err(Into::into);
                     charge.complete(&mut result, respond);
                     return Poll::Ready(result);
                 }
+                CallStateProjection::Uncharged { inner, served } => {
+                    return served.observe(|| inner.poll(cx)).map_err(Into::into);
+                }
                 CallStateProjection::Undecided { decision, limiter, call } => {
                     let (client, decision) = ready!(decision.as_mut().poll(cx));
                     let Some(mut call) = call.take() else { return Poll::Pending };
-                    let mark = call.mark.take();
                     match decision {
-                        Ok(decision) => Self::decided(
-                            LimitCharge::new(limiter.clone(), client, KeptDecision::new(decision), mark),
-                            call,
-                        ),
+                        Ok(decision) => {
+                            let (decision, mark) = (KeptDecision::new(decision), call.mark.take());
+                            Self::decided(LimitCharge::new(limiter.clone(), client, decision, mark), call)
+                        }
                         Err(error) => Self::store_failed(limiter, error, call),
                     }
                 }

@@ -39,18 +39,17 @@ impl<D, K, P, L> RateLimitLayer<D, K, P, L> {
 
     /// Applies `layers` between the limits and the handler. A request that they reject ([`is_rejection`](crate::is_rejection))
     /// before the handler was called is refunded. The error alone would not tell: a handler may have worked and return the
-    /// rejection of one of its dependencies.
+    /// rejection of one of its dependencies. A request that a layer responds to is served: those that a fallback responds to,
+    /// and those that another rate limit rejects with a response instead of an error
+    /// ([`RejectWithError`](super::RejectWithError)).
     ///
     /// ```
-    /// # use std::sync::Arc;
-    /// # use tidegate_core::{AdaptiveConfig, TimeSpan};
-    /// # use tidegate_store::MemoryStore;
+    /// # use tidegate_core::AdaptiveConfig;
+    /// # use tidegate_store::Store;
     /// # use tidegate_tower::load_shed::{LoadShedLayer, LoadShedder};
-    /// # use tidegate_tower::rate_limit::{OneCounter, RateLimitLayer, RateLimitRule, RateLimiter};
+    /// # use tidegate_tower::rate_limit::{OneCounter, RateLimitLayer, RateLimiter};
     /// # use tower::ServiceBuilder;
-    /// # fn main() -> Result<(), tidegate_tower::BoxError> {
-    /// # let rules = vec![RateLimitRule::per_window("default", 100, TimeSpan::from_secs(60))?];
-    /// # let limiter = RateLimiter::new(rules, Arc::new(MemoryStore::with_cap(1 << 20)))?;
+    /// # fn layer<D: Store>(limiter: RateLimiter<D>) -> Result<(), tidegate_tower::BoxError> {
     /// let inner = ServiceBuilder::new().layer(LoadShedLayer::new(LoadShedder::new(AdaptiveConfig::default())?));
     /// let layer = RateLimitLayer::new(limiter, OneCounter).around(inner.into_inner());
     /// # let _ = layer;

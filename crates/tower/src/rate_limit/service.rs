@@ -8,7 +8,7 @@ use tidegate_store::{PromptDecision, Store};
 use tower_service::Service;
 
 use super::client::FindClient;
-use super::future::{BoxCallState, CallState, LimitCharge, PendingCall, RateLimitFuture};
+use super::future::{BoxCallState, CallState, LimitCharge, RateLimitFuture, WaitingCall};
 use super::handle::{ClientBytes, OnStoreFailure, RateLimiter};
 use super::kept_decision::KeptDecision;
 use super::respond::RespondToLimit;
@@ -71,26 +71,23 @@ impl<S, D, K, P> RateLimitService<S, D, K, P> {
         let decision = match decision.map(Ok).or_else(|| self.limiter.decide_in_place(&client)) {
             Some(Ok(decision)) => decision,
             Some(Err(_)) if self.limiter.on_store_failure() == OnStoreFailure::Allow => {
-                return Box::pin(CallState::uncharged(self.inner.call(request), self.respond.clone()));
+                return Box::pin(CallState::uncharged(self.mark.clone(), &mut self.inner, request));
             }
             Some(Err(error)) => return Box::pin(CallState::rejected(Err(error.into()))),
             None => {
                 let ready = self.take_ready();
                 let pending =
-                    PendingCall { respond: self.respond.clone(), mark: self.mark.clone(), ready, request };
+                    WaitingCall { respond: self.respond.clone(), mark: self.mark.clone(), ready, request };
                 return Box::pin(CallState::undecided(self.limiter.clone(), client, pending));
             }
         };
         let verdict = decision.verdict();
-        let mut charge = self.charge(client, decision);
+        let charge = self.charge(client, decision);
         Box::pin(match verdict {
-            Verdict::PASS => {
-                let inner = charge.served.observe(|| self.inner.call(request));
-                CallState::charged(inner, charge, self.respond.clone())
-            }
+            Verdict::PASS => CallState::charged(charge, self.respond.clone(), &mut self.inner, request),
             Verdict::Pass { wait } => {
                 let ready = self.take_ready();
-                let pending = PendingCall { respond: self.respond.clone(), mark: None, ready, request };
+                let pending = WaitingCall { respond: self.respond.clone(), mark: None, ready, request };
                 CallState::delayed(wait, charge, pending)
             }
             Verdict::NotUntil { .. } | Verdict::Never => CallState::rejected(charge.reject(&self.respond)),
@@ -133,9 +130,10 @@ where
             }
         };
         match charge {
-            Some(mut charge) => {
-                let inner = charge.served.observe(|| self.inner.call(request));
-                RateLimitFuture::stateful(Box::pin(CallState::charged(inner, charge, self.respond.clone())))
+            Some(charge) => {
+                let respond = self.respond.clone();
+                let state = CallState::charged(charge, respond, &mut self.inner, request);
+                RateLimitFuture::stateful(Box::pin(state))
             }
             None => RateLimitFuture::direct(self.inner.call(request)),
         }

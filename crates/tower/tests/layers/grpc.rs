@@ -9,7 +9,7 @@ use std::time::Duration;
 use bytes::{Buf, BufMut, Bytes};
 use http::{HeaderMap, HeaderValue, Response};
 use http_body_util::{BodyExt, Full};
-use tidegate_core::{BreakerConfig, BreakerState, TimeSpan};
+use tidegate_core::{BreakerConfig, BreakerState, CallOutcome, TimeSpan};
 use tidegate_store::MemoryStore;
 use tidegate_tower::GrpcErrorLayer;
 use tidegate_tower::breaker::{BreakerLayer, CircuitBreaker};
@@ -23,6 +23,8 @@ use tonic::transport::server::TcpIncoming;
 use tonic::transport::{Channel, Endpoint, Server};
 use tonic::{Code, Status};
 use tower::{Service, ServiceBuilder, ServiceExt, service_fn};
+
+use crate::support::TokioClock;
 
 /// Messages of plain bytes.
 #[derive(Clone, Copy, Default)]
@@ -173,4 +175,41 @@ async fn grpc_breaker_ends_a_call_with_its_body() {
     assert_eq!(breaker.status().consecutive_failures, 1);
     drop(service.oneshot("14").await.unwrap());
     assert_eq!(breaker.status().consecutive_failures, 1, "a dropped body cancels the call");
+}
+
+#[tokio::test]
+async fn grpc_breaker_counts_responses_that_end_without_a_status() {
+    let breaker = CircuitBreaker::new(BreakerConfig::default()).unwrap();
+    let service = ServiceBuilder::new()
+        .layer(BreakerLayer::grpc(breaker.clone()))
+        .service(service_fn(|body: Full<Bytes>| async move { Ok::<_, Infallible>(Response::new(body)) }));
+    drop(service.clone().oneshot(Full::default()).await.unwrap());
+    assert_eq!(breaker.status().consecutive_failures, 1, "the head is the end");
+    let mut body = service.oneshot(Full::new(Bytes::from_static(&[0; 5]))).await.unwrap().into_body();
+    assert_eq!(breaker.status().consecutive_failures, 1, "a message follows");
+    body.frame().await.unwrap().unwrap();
+    // As a connection does, which does not poll a body that has ended.
+    drop(body);
+    assert_eq!(breaker.status().consecutive_failures, 2);
+}
+
+#[tokio::test(start_paused = true)]
+async fn grpc_breaker_probe_that_is_a_long_stream_leaves_its_slot_with_its_first_message() {
+    let breaker = CircuitBreaker::with_clock(BreakerConfig::default(), TokioClock::shared()).unwrap();
+    for _ in 0..5 {
+        breaker.try_acquire().unwrap().record(CallOutcome::Failure);
+    }
+    tokio::time::advance(Duration::from_mins(1)).await;
+    let service = ServiceBuilder::new()
+        .layer(BreakerLayer::grpc(breaker.clone()))
+        .service(service_fn(|()| async { Ok::<_, Infallible>(response("14")) }));
+    let mut stream = service.clone().oneshot(()).await.unwrap().into_body();
+    assert!(service.clone().oneshot(()).await.is_err(), "one probe at a time");
+    stream.frame().await.unwrap().unwrap();
+    let second = service.oneshot(()).await.expect("the first probe has shown a sign of life");
+    assert_eq!(breaker.state(), BreakerState::HalfOpen);
+    stream.frame().await.unwrap().unwrap();
+    assert_eq!(breaker.state(), BreakerState::Open, "its end counts nevertheless");
+    drop(second);
+    assert_eq!(breaker.status().probes, 0);
 }

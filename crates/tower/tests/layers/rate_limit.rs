@@ -1,4 +1,5 @@
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use http::header::HeaderName;
@@ -125,15 +126,21 @@ async fn rate_limit_leaky_bucket_delays_and_a_cancelled_delay_is_refunded() {
 }
 
 /// A store that takes a while, and that may fail.
-struct SlowStore {
+pub(crate) struct SlowStore {
     inner: MemoryStore,
-    fails: bool,
+    pub(crate) fails: AtomicBool,
+}
+
+impl SlowStore {
+    pub(crate) fn new(fails: bool) -> Self {
+        Self { inner: memory(), fails: fails.into() }
+    }
 }
 
 impl Store for SlowStore {
     async fn decide(&self, checks: &[Check<'_>], now: Timestamp) -> Result<Decision, StoreError> {
         tokio::task::yield_now().await;
-        if self.fails {
+        if self.fails.load(Ordering::SeqCst) {
             return Err(StoreError::Unavailable("unreachable".into()));
         }
         self.inner.decide(checks, now).await
@@ -172,7 +179,7 @@ impl Store for SlowStore {
 
 #[tokio::test(start_paused = true)]
 async fn rate_limit_with_a_slow_store_decides_as_with_an_immediate_one() {
-    let store = SlowStore { inner: memory(), fails: false };
+    let store = SlowStore::new(false);
     let service = ServiceBuilder::new()
         .layer(RateLimitLayer::new(limiter(vec![per_minute("default", 2)], store), ByHeader::new(API_KEY)))
         .service_fn(ok);
@@ -186,7 +193,7 @@ async fn rate_limit_with_a_slow_store_decides_as_with_an_immediate_one() {
 #[tokio::test(start_paused = true)]
 async fn rate_limit_store_that_fails_denies_or_allows_as_configured() {
     for (mode, is_admitted) in [(OnStoreFailure::Deny, false), (OnStoreFailure::Allow, true)] {
-        let store = Arc::new(SlowStore { inner: memory(), fails: true });
+        let store = Arc::new(SlowStore::new(true));
         let rules = vec![per_minute("default", 1)];
         let limiter = RateLimiter::with_clock(rules, store, TokioClock::shared(), mode).unwrap();
         let service = ServiceBuilder::new().layer(RateLimitLayer::new(limiter, OneCounter)).service_fn(ok);
@@ -203,7 +210,7 @@ async fn rate_limit_store_that_fails_denies_or_allows_as_configured() {
 async fn rate_limit_call_that_waited_uses_the_service_that_was_ready() {
     let spec = Spec { burst: Some(3), ..Spec::new(1, TimeSpan::from_secs(1)) };
     let rule = RateLimitRule::new("leaky", Algorithm::LeakyBucket, spec).unwrap();
-    let store = SlowStore { inner: memory(), fails: false };
+    let store = SlowStore::new(false);
     let service = ServiceBuilder::new()
         .layer(RateLimitLayer::new(limiter(vec![rule], store), OneCounter))
         .layer(ConcurrencyLimitLayer::new(3))

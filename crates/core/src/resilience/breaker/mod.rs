@@ -20,12 +20,14 @@
 //! success. A success never opens the breaker, unless it was slow.
 
 mod config;
+mod probe_slots;
 mod state_word;
 
 use core::fmt;
 
 pub use config::{BreakerConfig, BreakerConfigError, SlowCalls};
 
+use self::probe_slots::ProbeSlots;
 use self::state_word::{MICROS_PER_MILLI, StateWord};
 use super::atomic::{AtomicU32, AtomicU64, Ordering};
 use super::call_outcome::CallOutcome;
@@ -38,11 +40,9 @@ pub struct Breaker {
     config: BreakerConfig,
     state: AtomicU64,
     /// Probes in flight, of whatever generation.
-    probes: AtomicU32,
+    probes: ProbeSlots,
     /// Probes in flight that their callers delay.
     delayed: AtomicU32,
-    /// When the last probe started, in microseconds.
-    last_probe: AtomicU64,
     /// Half-open states in a row that ended with a failed probe.
     failed_probes: AtomicU32,
     /// The calls of the window, if a rate is configured.
@@ -160,9 +160,8 @@ impl Breaker {
         Ok(Self {
             config,
             state: AtomicU64::new(0),
-            probes: AtomicU32::new(0),
+            probes: ProbeSlots::new(),
             delayed: AtomicU32::new(0),
-            last_probe: AtomicU64::new(0),
             failed_probes: AtomicU32::new(0),
             window: config.has_rate().then(|| CallWindow::new(config.window)),
             opened: AtomicU64::new(0),
@@ -211,7 +210,7 @@ impl Breaker {
                 BreakerState::Open | BreakerState::HalfOpen => {}
             }
             // The slot is taken before the state is confirmed, so that there are never more probes than slots.
-            if !self.take_probe_slot(now) {
+            if !self.probes.try_take(self.config.probes, self.config.open_for, now) {
                 return Err(self.reject(None));
             }
             let (is_confirmed, generation) = if word.state == BreakerState::Open {
@@ -225,7 +224,7 @@ impl Breaker {
             if is_confirmed {
                 return Ok(CallTicket { generation, is_probe: true, slot: ProbeSlot::Prompt });
             }
-            self.probes.fetch_sub(1, Ordering::AcqRel);
+            self.probes.release();
         }
     }
 
@@ -235,7 +234,8 @@ impl Breaker {
         if ticket.slot != ProbeSlot::Prompt {
             return true;
         }
-        let has_slot = self.take_slot(&self.delayed, || ());
+        let take = |taken: u32| (taken < self.config.probes).then(|| taken.saturating_add(1));
+        let has_slot = self.delayed.fetch_update(Ordering::AcqRel, Ordering::Acquire, take).is_ok();
         if has_slot {
             self.release_slot(ticket);
             ticket.slot = ProbeSlot::Delayed;
@@ -245,12 +245,13 @@ impl Breaker {
 
     /// Gives up the slot of a probe, which may last. Its result still counts.
     pub fn release_slot(&self, ticket: &mut CallTicket) {
-        let slots = match ticket.slot {
-            ProbeSlot::None => return,
-            ProbeSlot::Prompt => &self.probes,
-            ProbeSlot::Delayed => &self.delayed,
-        };
-        slots.fetch_sub(1, Ordering::AcqRel);
+        match ticket.slot {
+            ProbeSlot::None => {}
+            ProbeSlot::Prompt => self.probes.release(),
+            ProbeSlot::Delayed => {
+                self.delayed.fetch_sub(1, Ordering::AcqRel);
+            }
+        }
         ticket.slot = ProbeSlot::None;
     }
 
@@ -416,7 +417,7 @@ impl Breaker {
             } else {
                 0
             },
-            probes: self.probes.load(Ordering::Relaxed),
+            probes: self.probes.taken(),
             opened: self.opened.load(Ordering::Relaxed),
             rejected: self.rejected.load(Ordering::Relaxed),
         }
@@ -450,42 +451,6 @@ impl Breaker {
 
     fn replace(&self, old: StateWord, new: StateWord) -> bool {
         self.state.compare_exchange(old.pack(), new.pack(), Ordering::AcqRel, Ordering::Relaxed).is_ok()
-    }
-
-    /// Takes a slot for a probe that starts now.
-    fn take_probe_slot(&self, now: Timestamp) -> bool {
-        // A caller that finds no slot must not take this probe for an old one, so its start is noted before it takes one.
-        let note_start = || self.last_probe.fetch_max(now.as_micros(), Ordering::AcqRel);
-        self.take_slot(&self.probes, note_start) || self.take_extra_slot(now)
-    }
-
-    fn take_slot<T>(&self, slots: &AtomicU32, prepare: impl Fn() -> T) -> bool {
-        let mut taken = slots.load(Ordering::Acquire);
-        while taken < self.config.probes {
-            prepare();
-            let next = taken.saturating_add(1);
-            match slots.compare_exchange_weak(taken, next, Ordering::AcqRel, Ordering::Acquire) {
-                Ok(_) => return true,
-                Err(actual) => taken = actual,
-            }
-        }
-        false
-    }
-
-    /// Takes a slot beyond the configured ones if all probes in flight hang: the last one started `open_for` ago.
-    fn take_extra_slot(&self, now: Timestamp) -> bool {
-        let last = self.last_probe.load(Ordering::Acquire);
-        if now.since(Timestamp::from_micros(last)) < self.config.open_for {
-            return false;
-        }
-        let is_first = self
-            .last_probe
-            .compare_exchange(last, now.as_micros(), Ordering::AcqRel, Ordering::Relaxed)
-            .is_ok();
-        if is_first {
-            self.probes.fetch_add(1, Ordering::AcqRel);
-        }
-        is_first
     }
 }
 
