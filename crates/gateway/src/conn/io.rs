@@ -183,6 +183,7 @@ impl<T: AsyncRead + Unpin> AsyncRead for TrackedIo<T> {
             let most = this.unread.len().min(buf.remaining());
             let length = this.framing.pass(&this.unread[..most])?;
             buf.put_slice(&this.unread.split_to(length));
+            this.activity.set_ahead(this.unread.len());
             return Poll::Ready(Ok(()));
         }
         let before = buf.filled().len();
@@ -195,6 +196,7 @@ impl<T: AsyncRead + Unpin> AsyncRead for TrackedIo<T> {
                 this.unread = Bytes::copy_from_slice(&read[length..]);
                 buf.set_filled(before + length);
             }
+            this.activity.set_ahead(this.unread.len());
         }
         Poll::Ready(Ok(()))
     }
