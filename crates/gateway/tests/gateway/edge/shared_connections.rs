@@ -368,6 +368,27 @@ async fn http2_server_that_refuses_large_heads_is_not_held_responsible() {
 }
 
 #[tokio::test]
+async fn http2_requests_of_one_client_that_a_server_refuses_harm_no_other_client() {
+    let upstream = Http2Server::start(|request, mut respond| {
+        if request.uri().path() == "/refused" {
+            respond.send_reset(h2::Reason::REFUSED_STREAM);
+        } else {
+            respond.send_response(Response::new(()), true).expect("a stream");
+        }
+    })
+    .await;
+    let gateway = gateway(&upstream.accepting.h2c(), "breaker: { failures: 5 }, eject: { after: 5 }");
+    assert_eq!(gateway.get_raw("/").await.status, 200);
+    for _ in 0..10 {
+        let mut client = gateway.client_from([127, 0, 0, 2]).await;
+        client.send(b"GET /refused HTTP/1.1\r\nHost: a\r\n\r\n").await;
+        assert_eq!(client.response().await.map(|response| response.status), Some(502));
+    }
+    assert_breaker_closed(&gateway);
+    assert_eq!(gateway.get_raw("/").await.status, 200);
+}
+
+#[tokio::test]
 async fn http2_large_head_shares_a_connection_once_the_server_has_accepted_one() {
     let upstream = Http2Server::start(|request, mut respond| {
         let status = if request.uri().path() == "/refused" { 431 } else { 200 };
