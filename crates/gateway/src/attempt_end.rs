@@ -45,11 +45,18 @@ impl AttemptFailure {
             let (result, cause) = (AttemptResult::Unreachable, Some(RetryCause::Connect));
             return Self { result, end, cause, may_have_arrived: false, error: connect_error(source) };
         }
+        if let (SendError::Refused, None) = (error, upload) {
+            // Another server may accept it. A client may cause it, so it does not count as a failed connect.
+            let (result, cause) = (AttemptResult::Unreachable, Some(RetryCause::Connect));
+            let (end, error) = (CallEnd::Reset, ServeError::Unreachable);
+            return Self { result, end, cause, may_have_arrived: false, error };
+        }
         if matches!(error, SendError::NotRepeatable) {
             let failure = Self::neutral(ServeError::BadUpstreamResponse);
             return Self { may_have_arrived: false, ..failure };
         }
-        let is_unsent = matches!(error, SendError::Connect(_) | SendError::Host | SendError::NoSlot);
+        let is_unsent =
+            matches!(error, SendError::Connect(_) | SendError::Refused | SendError::Host | SendError::NoSlot);
         let failure = match exchange_error(error, upload) {
             error_of @ ServeError::BadUpstreamResponse => {
                 use SendError::{NoResponse, NoResponseShared, ResponseHead, UnusualHead};

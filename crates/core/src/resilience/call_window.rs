@@ -25,6 +25,8 @@ pub enum WindowLength {
 pub struct WindowProgress {
     /// Calls in the window.
     pub calls: u64,
+    /// The failed or the slow ones, whichever are more.
+    pub bad: u64,
     /// Grows by [`Self::STEPS`] while the window passes once; starts again when the window is cleared.
     pub step: u64,
 }
@@ -92,7 +94,8 @@ impl CallWindow {
         };
         let step =
             position.checked_div(length.div_ceil(u64::from(WindowProgress::STEPS))).unwrap_or_default();
-        WindowProgress { calls: self.counts(now).calls, step }
+        let CallCounts { calls, failures, slow } = self.counts(now);
+        WindowProgress { calls, bad: failures.max(slow), step }
     }
 
     /// Forgets all calls. A call that is added at the same moment may stay.
@@ -270,7 +273,7 @@ mod tests {
         assert_eq!(step(START + TimeSpan::from_secs(10)), step(START) + u64::from(WindowProgress::STEPS));
         let window = CallWindow::new(WindowLength::Calls(8));
         for calls in 0..=8 {
-            assert_eq!(window.progress(START), WindowProgress { calls, step: calls / 2 });
+            assert_eq!(window.progress(START), WindowProgress { calls, bad: 0, step: calls / 2 });
             window.add(OK, START);
         }
     }

@@ -213,6 +213,8 @@ pub(crate) struct Activity {
     requests: AtomicU32,
     /// The length of the body that starts with the next byte; 0 for none, [`Self::CHUNKED`] for chunks.
     body_length: AtomicU64,
+    /// Bytes that were received and not given to hyper.
+    ahead: AtomicU64,
 }
 
 impl Activity {
@@ -252,6 +254,21 @@ impl Activity {
         }
         self.body_length.store(0, Ordering::Relaxed);
         Some(if length == Self::CHUNKED { BodyLength::Chunked } else { BodyLength::Known(length) })
+    }
+
+    /// hyper has been given everything that was received, except for this many bytes.
+    pub(super) fn set_ahead(&self, bytes: usize) {
+        self.ahead.store(bytes as u64, Ordering::Relaxed);
+    }
+
+    /// The bytes that were received and not given to hyper.
+    pub(super) fn ahead(&self) -> u64 {
+        self.ahead.load(Ordering::Relaxed)
+    }
+
+    /// Whether a part of the latest body was not read.
+    pub(super) fn is_body_unread(&self) -> bool {
+        matches!(self.state().phase, Phase::BodyUnclaimed | Phase::BodyInProgress)
     }
 
     /// Bytes were received from the client.

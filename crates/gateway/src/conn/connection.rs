@@ -201,8 +201,10 @@ fn service<S: Store + 'static>(
         let (worker, conn_info) = (Rc::clone(&worker), Rc::clone(&conn_info));
         let is_http1 = request.version() < Version::HTTP_2;
         let has_body = !request.body().is_end_stream();
+        let mut may_be_late = false;
         if has_body && is_http1 {
             let length = request.body().size_hint().exact();
+            may_be_late = length.is_none_or(|length| length > conn_info.activity.ahead());
             conn_info.activity.body_follows(length.map_or(BodyLength::Chunked, BodyLength::Known));
         }
         let in_flight = conn_info.activity.begin_request(has_body);
@@ -214,7 +216,10 @@ fn service<S: Store + 'static>(
             let mut response = crate::service::serve(&worker, &conn_info, &mut request).await;
             if response.status() == StatusCode::SWITCHING_PROTOCOLS {
                 conn_info.activity.body_follows(BodyLength::ENDLESS);
-            } else if is_http1 && worker.is_stopping() {
+            } else if is_http1 && (worker.is_stopping() || may_be_late && conn_info.activity.is_body_unread())
+            {
+                // After a response to a body that it does not have, hyper closes the connection: a client that is not told would
+                // lose its next request.
                 response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
             }
             if is_head && matches!(response.body(), ResponseBody::Own(Some(_))) {

@@ -187,6 +187,7 @@ impl<T: AsyncRead + Unpin> AsyncRead for TrackedIo<T> {
         let most = this.unread.len().min(buf.remaining());
         let length = this.framing.pass(&this.unread[..most])?;
         buf.put_slice(&this.unread.split_to(length));
+        this.activity.set_ahead(this.unread.len());
         // hyper forwards each read on its own: the rest of a body goes with the part that came with its head.
         if this.unread.is_empty()
             && this.framing.is_known_body()
@@ -216,6 +217,7 @@ impl<T: AsyncRead + Unpin> TrackedIo<T> {
                 self.unread = Bytes::copy_from_slice(&read[length..]);
                 buf.set_filled(before + length);
             }
+            self.activity.set_ahead(self.unread.len());
         }
         Poll::Ready(Ok(()))
     }

@@ -240,7 +240,9 @@ impl AttemptPermit<'_> {
         counts_fully: bool,
     ) -> Option<BreakerState> {
         let change = permit.record(outcome);
-        let has_succeeded = matches!(outcome, CallOutcome::Success | CallOutcome::ClientError);
+        // A success that is slow opens the breaker again.
+        let has_opened = change == Some(BreakerState::Open);
+        let has_succeeded = matches!(outcome, CallOutcome::Success | CallOutcome::ClientError) && !has_opened;
         if !has_succeeded && !counts_fully {
             self.breaker.pause(self.client);
         }

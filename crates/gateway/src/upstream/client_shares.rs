@@ -5,6 +5,10 @@
 //! refuses on purpose, for example by closing the connection. A failed connect counts fully, and so do the failures of a
 //! client that is alone: nobody else shows that the server works.
 //!
+//! A threshold of a window follows its calls, so it falls when calls leave the window: a client could raise it with many
+//! successes, fail within half of it, and wait. Then its failures are more than half. So what opens a breaker is counted without what each client has beyond its half at
+//! that moment.
+//!
 //! Clients are told apart by address. As long as a server works, [`RecentSuccesses`] is hardly written, and [`FailureShares`]
 //! is not locked.
 
@@ -125,13 +129,16 @@ pub(super) struct Thresholds {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct WindowThreshold {
     failures: u64,
+    /// Failures in the window now.
+    counted: u64,
     step: u64,
 }
 
 impl WindowThreshold {
     /// The threshold for retries, of which `left` are left of those of ten seconds: a client that has used as many is at half.
     pub(super) fn of_budget(left: u64, now: Timestamp) -> Self {
-        Self { failures: left.saturating_mul(2), step: now.as_micros() / BUDGET_STEP.as_micros() }
+        let step = now.as_micros() / BUDGET_STEP.as_micros();
+        Self { failures: left.saturating_mul(2), counted: 0, step }
     }
 
     /// The threshold for the calls in the window; it only grows with another one.
@@ -139,7 +146,7 @@ impl WindowThreshold {
         let calls = progress.calls.max(u64::from(min_calls));
         let rounded_down = rate.of(calls);
         let is_whole = rate.is_reached_by(rounded_down, calls);
-        Self { failures: rounded_down + u64::from(!is_whole), step: progress.step }
+        Self { failures: rounded_down + u64::from(!is_whole), counted: progress.bad, step: progress.step }
     }
 }
 
@@ -156,6 +163,8 @@ struct ShareTable {
     clients: Vec<ClientFailures>,
     /// The halves of an odd threshold: one of two clients has used its half failure.
     has_half: bool,
+    /// Failures that the breaker does not know: with them it would have opened because of what one client has beyond its half.
+    withheld: StepCounts,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -163,8 +172,13 @@ struct ClientFailures {
     client: ClientId,
     /// Since the latest success.
     streak: u32,
-    /// In the latest steps of the window, the current one first.
-    steps: [u32; STEPS],
+    window: StepCounts,
+}
+
+/// Failures in the latest steps of a window, the current one first.
+#[derive(Clone, Copy, Debug, Default)]
+struct StepCounts {
+    counts: [u32; STEPS],
     step: u64,
 }
 
@@ -206,7 +220,7 @@ impl ShareTable {
         let index = self.find(client);
         let Some(known) = self.clients.get_mut(index) else { return true };
         let step = window.map_or(0, |window| window.step);
-        known.advance(step);
+        known.window.advance(step);
         let is_within_window = !has_others || window.is_none_or(|window| known.fits(window));
         let halves = in_a_row.filter(|_| has_others).map_or(2, |most| known.halves_left(most));
         known.streak = known.streak.saturating_add(u32::from(in_a_row.is_some()));
@@ -219,8 +233,29 @@ impl ShareTable {
                 return false;
             }
         }
-        known.steps[0] = known.steps[0].saturating_add(1);
+        known.window.add();
+        if let Some(window) = window.filter(|_| has_others)
+            && self.opens_by_excess(window)
+        {
+            self.withheld.add();
+            return false;
+        }
         true
+    }
+
+    /// Whether one more failure reaches the threshold only because a client has more than half of it.
+    fn opens_by_excess(&mut self, WindowThreshold { failures, counted, step }: WindowThreshold) -> bool {
+        let counted = counted.saturating_add(1);
+        if counted < failures {
+            return false;
+        }
+        let excess = |known: &mut ClientFailures| {
+            known.window.advance(step);
+            known.window.total().saturating_sub(failures / 2)
+        };
+        let excess: u64 = self.clients.iter_mut().map(excess).sum();
+        self.withheld.advance(step);
+        counted.saturating_add(self.withheld.total()).saturating_sub(excess) < failures
     }
 
     /// The place of a client. If there is no room, the one with the shortest streak makes it.
@@ -228,7 +263,7 @@ impl ShareTable {
         if let Some(index) = self.clients.iter().position(|known| known.client == client) {
             return index;
         }
-        let new = ClientFailures { client, streak: 0, steps: [0; STEPS], step: 0 };
+        let new = ClientFailures { client, streak: 0, window: StepCounts::default() };
         if self.clients.len() < MAX_CLIENTS {
             self.clients.push(new);
             return self.clients.len() - 1;
@@ -240,21 +275,30 @@ impl ShareTable {
     }
 }
 
-impl ClientFailures {
+impl StepCounts {
     /// Forgets the steps that have left the window.
     fn advance(&mut self, step: u64) {
         // A window that was cleared starts again.
         let passed = step.checked_sub(self.step).and_then(|passed| usize::try_from(passed).ok());
         let passed = passed.unwrap_or(STEPS).min(STEPS);
-        self.steps.rotate_right(passed);
-        self.steps[..passed].fill(0);
+        self.counts.rotate_right(passed);
+        self.counts[..passed].fill(0);
         self.step = step;
     }
 
+    fn add(&mut self) {
+        self.counts[0] = self.counts[0].saturating_add(1);
+    }
+
+    fn total(&self) -> u64 {
+        self.counts.iter().copied().map(u64::from).sum()
+    }
+}
+
+impl ClientFailures {
     /// Whether one more failure is within half of the threshold.
     fn fits(&self, window: WindowThreshold) -> bool {
-        let counted: u64 = self.steps.iter().copied().map(u64::from).sum();
-        counted.saturating_add(1).saturating_mul(2) <= window.failures
+        self.window.total().saturating_add(1).saturating_mul(2) <= window.failures
     }
 
     /// How much of the next failure in a row is within half of the threshold, in halves of a failure.

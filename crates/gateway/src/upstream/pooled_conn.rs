@@ -31,6 +31,10 @@ pub(super) const MAX_STREAMS: usize = 128;
 /// The same until the server has said how many it allows.
 pub(super) const INITIAL_STREAMS: usize = 100;
 
+/// Requests that may be reset over one HTTP/2 connection. Servers close a connection with many resets (200 in 30 s in Netty), and
+/// with it the requests of others, so it gets no further ones in time: those that it has may be reset too.
+pub(super) const MAX_RESETS: usize = 64;
+
 /// Which connections a request can use.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct ConnNeed {
@@ -81,6 +85,8 @@ struct Http2State {
     max_streams: Cell<usize>,
     /// A request has reported that the connection broke.
     is_broken: Cell<bool>,
+    /// Requests that ended early.
+    resets: Cell<usize>,
 }
 
 impl Http2Conn {
@@ -90,7 +96,7 @@ impl Http2Conn {
         connection: http2::Connection<TokioIo<HyperIo>, RequestBody, LocalExecutor>,
     ) -> Self {
         let max_streams = Cell::new(connection.current_max_send_streams());
-        let state = Rc::new(Http2State { max_streams, is_broken: Cell::new(false) });
+        let state = Rc::new(Http2State { max_streams, is_broken: Cell::new(false), resets: Cell::new(0) });
         let shared = Rc::downgrade(&state);
         tokio::task::spawn_local(async move {
             let mut connection = pin!(connection);
@@ -119,6 +125,13 @@ impl Http2Conn {
 
     pub(super) fn is_same(&self, other: &Self) -> bool {
         Rc::ptr_eq(&self.shared, &other.shared)
+    }
+
+    /// Counts a request that ended early. Returns whether there were too many.
+    fn count_reset(&self) -> bool {
+        let resets = self.shared.resets.get() + 1;
+        self.shared.resets.set(resets);
+        resets >= MAX_RESETS
     }
 
     /// Why a request without a response failed. Of all requests that a broken connection ends, one counts.
@@ -326,6 +339,9 @@ impl PooledConn {
     /// Ends the exchange and returns the connection to the pool, unless it cannot be reused. Returns the permits.
     pub(crate) fn give_back(mut self) -> ExchangePermits {
         let permits = self.take_permits();
+        if !self.upload.is_complete() {
+            self.count_reset();
+        }
         if let Some(conn) = self.conn.take()
             && !self.is_unusable
         {
@@ -338,6 +354,16 @@ impl PooledConn {
     pub(crate) fn give_up(mut self) {
         self.upload = UploadHandle::default();
         self.take_permits();
+    }
+
+    /// The request ends early, which resets its stream. After too many of these, new requests use another connection.
+    #[cold]
+    fn count_reset(&self) {
+        if let Some(Conn::Http2(http2)) = &self.conn
+            && http2.count_reset()
+        {
+            self.transport.pool.remove_http2(self.in_flight.server(), http2);
+        }
     }
 
     fn take_permits(&mut self) -> ExchangePermits {
@@ -354,6 +380,9 @@ impl Drop for PooledConn {
     fn drop(&mut self) {
         // The rest of the request body is not needed.
         self.upload.abandon();
+        if self.conn.is_some() {
+            self.count_reset();
+        }
         if self.permits.is_empty() {
             return;
         }

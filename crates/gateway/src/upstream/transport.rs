@@ -70,6 +70,9 @@ pub(crate) enum SendError {
     /// The server cannot be reached or accepts no requests. Nothing was sent; another server can be tried.
     #[error("cannot connect to the server")]
     Connect(#[source] io::Error),
+    /// A server of HTTP/2 says that it has not processed the request, over several connections. It may refuse this one only.
+    #[error("the server refuses the request")]
+    Refused,
     /// The `Host` is not a valid `:authority` for an HTTP/2 server.
     #[error("invalid Host header")]
     Host,
@@ -163,10 +166,11 @@ impl Transport {
             conn.give_up();
             // Only new connections count: the number of idle ones is finite.
             if (is_new || is_refused) && !request.count_resend() {
-                return Err(if is_refused && request.head_profile().is_some_and(HeadProfile::is_unusual) {
-                    SendError::UnusualHead
-                } else {
-                    SendError::Connect(io::ErrorKind::ConnectionRefused.into())
+                let is_unusual = || request.head_profile().is_some_and(HeadProfile::is_unusual);
+                return Err(match is_refused {
+                    true if is_unusual() => SendError::UnusualHead,
+                    true => SendError::Refused,
+                    false => SendError::Connect(io::ErrorKind::ConnectionRefused.into()),
                 });
             }
         }

@@ -163,6 +163,48 @@ fn scope() -> impl Strategy<Value = BreakerScope> {
     prop_oneof![Just(BreakerScope::Server), Just(BreakerScope::Upstream)]
 }
 
+#[test]
+fn client_whose_probe_is_slow_leaves_the_next_one_to_others() {
+    let over = TimeSpan::from_secs(1);
+    let slow = Some(SlowCalls { over, rate: Ratio::from_percent(50) });
+    let config =
+        BreakerConfig { failures: Some(1), slow, open_jitter: Ratio::ZERO, ..BreakerConfig::default() };
+    let target = Target::new(config, BreakerScope::Upstream, 100);
+    target.call(VICTIM, Call { is_connect_error: true, ..FAILURE });
+    target.clock.advance(config.open_for);
+    target.call(ATTACKER, Call { outcome: CallOutcome::Success, is_slow: true, ..FAILURE });
+    assert!(!target.is_unharmed());
+    target.clock.advance(config.open_for);
+    let breakers = &target.group.resilience.breakers;
+    assert!(breakers.try_acquire(0, ATTACKER).is_err());
+    assert!(breakers.try_acquire(0, VICTIM).is_ok());
+}
+
+#[test]
+fn failures_of_a_client_that_raised_the_threshold_before_leave_the_breaker_to_others() {
+    let window = WindowLength::Time(TimeSpan::from_secs(10));
+    let failure_rate = Some(Ratio::from_percent(50));
+    let config = BreakerConfig { failures: None, failure_rate, window, ..BreakerConfig::default() };
+    let target = Target::new(config, BreakerScope::Upstream, 100);
+    let calls = |client, outcome, count| {
+        (0..count).for_each(|_| target.call(client, Call { outcome, ..FAILURE }));
+    };
+    target.serve_others();
+    calls(ATTACKER, CallOutcome::Success, 200);
+    target.clock.advance(TimeSpan::from_secs(8));
+    target.serve_others();
+    calls(ATTACKER, CallOutcome::Failure, 200);
+    target.clock.advance(TimeSpan::from_secs(4));
+    calls(VICTIM, CallOutcome::Success, 20);
+    calls(OTHER, CallOutcome::Success, 20);
+    calls(OTHER, CallOutcome::Failure, 1);
+    assert!(target.is_unharmed(), "one failure of another client");
+    for client in 10..40 {
+        calls(ClientId(client), CallOutcome::Failure, 10);
+    }
+    assert!(!target.is_unharmed(), "many clients fail");
+}
+
 proptest! {
     #[test]
     fn one_client_never_opens_a_breaker_or_ejects_a_server_while_others_succeed(

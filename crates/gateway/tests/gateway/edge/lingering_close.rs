@@ -117,6 +117,30 @@ async fn connection_with_a_complete_request_is_closed_without_delay() {
 }
 
 #[tokio::test]
+async fn response_before_the_body_says_that_the_connection_closes() {
+    let upstream = RecordingServer::start().await;
+    let gateway = TestGateway::with_limit(&[&upstream], 1, ResourceLimits::default());
+    assert_eq!(gateway.get_raw("/").await.status, 200);
+    for framing in [
+        "Content-Length: 3\r\n",
+        "Transfer-Encoding: chunked\r\n",
+        "Content-Length: 3\r\nExpect: 100-continue\r\n",
+    ] {
+        let mut client = gateway.client().await;
+        client.send(post_head(framing).as_bytes()).await;
+        let response = client.response().await.expect("a response");
+        assert_eq!((response.status, response.header("connection")), (429, Some("close")), "{framing}");
+        assert_eq!(client.rest().await, b"", "{framing}");
+    }
+    let mut client = gateway.client().await;
+    for _ in 0..3 {
+        client.send((post_head("Content-Length: 3\r\n") + "abc").as_bytes()).await;
+        let response = client.response().await.expect("a response");
+        assert_eq!((response.status, response.header("connection")), (429, None), "the body has arrived");
+    }
+}
+
+#[tokio::test]
 async fn http2_client_over_the_limit_gets_429_and_the_connection_stays_open() {
     let upstream = RecordingServer::start().await;
     let gateway = TestGateway::with_limit(&[&upstream], 1, ResourceLimits::default());

@@ -1,7 +1,7 @@
 //! HTTP/2 connections that requests of several clients share: what one request does to its connection does not affect the others.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
 
 use bytes::Bytes;
 use h2::client::SendRequest;
@@ -161,7 +161,7 @@ async fn http2_upstream_slow_readers_of_small_frames_do_not_close_the_connection
 #[tokio::test]
 async fn http2_upstream_connection_has_a_bounded_number_of_streams() {
     const MOST: usize = 128;
-    let hanging = Arc::new(std::sync::Mutex::new(Vec::new()));
+    let hanging = Arc::new(Mutex::new(Vec::new()));
     let upstream = Http2Server::start(move |request, mut respond| {
         if request.uri().path() == "/hang" {
             hanging.lock().expect("no panic").push(respond);
@@ -363,6 +363,53 @@ async fn http2_server_that_refuses_large_heads_is_not_held_responsible() {
     .await;
     let gateway = gateway(&upstream.accepting.h2c(), "breaker: { failures: 1 }, eject: { after: 1 }");
     assert_eq!(gateway.send_raw(&with_header("/", 9 << 10)).await.status, 502);
+    assert_breaker_closed(&gateway);
+    assert_eq!(gateway.get_raw("/").await.status, 200);
+}
+
+#[tokio::test]
+async fn http2_connection_with_many_requests_that_clients_abort_gets_no_more() {
+    let waiting = Arc::new(Mutex::new(Vec::new()));
+    let keep = Arc::clone(&waiting);
+    let upstream = Http2Server::start(move |request, mut respond| {
+        if request.uri().path() == "/" {
+            respond.send_response(Response::new(()), true).expect("a stream");
+        } else {
+            keep.lock().expect("a lock").push(respond);
+        }
+    })
+    .await;
+    let gateway = gateway(&upstream.accepting.h2c(), "");
+    // More than the gateway resets over one connection.
+    for aborted in 1..=70 {
+        let mut client = gateway.client().await;
+        client.send(b"GET /waits HTTP/1.1\r\nHost: a\r\n\r\n").await;
+        eventually("the server has the request", || upstream.requests() == aborted).await;
+        drop(client);
+        eventually("it is reset", || gateway.upstream().servers[0].in_flight == 0).await;
+    }
+    assert_eq!(gateway.get_raw("/").await.status, 200);
+    assert_eq!(upstream.connections(), 2);
+    drop(waiting);
+}
+
+#[tokio::test]
+async fn http2_requests_of_one_client_that_a_server_refuses_harm_no_other_client() {
+    let upstream = Http2Server::start(|request, mut respond| {
+        if request.uri().path() == "/refused" {
+            respond.send_reset(h2::Reason::REFUSED_STREAM);
+        } else {
+            respond.send_response(Response::new(()), true).expect("a stream");
+        }
+    })
+    .await;
+    let gateway = gateway(&upstream.accepting.h2c(), "breaker: { failures: 5 }, eject: { after: 5 }");
+    assert_eq!(gateway.get_raw("/").await.status, 200);
+    for _ in 0..10 {
+        let mut client = gateway.client_from([127, 0, 0, 2]).await;
+        client.send(b"GET /refused HTTP/1.1\r\nHost: a\r\n\r\n").await;
+        assert_eq!(client.response().await.map(|response| response.status), Some(502));
+    }
     assert_breaker_closed(&gateway);
     assert_eq!(gateway.get_raw("/").await.status, 200);
 }
