@@ -12,18 +12,20 @@ use crate::limiter::SharedStore;
 use crate::report::RulingReport;
 
 impl<S: Store> SharedStore<S> {
-    /// Refunds units of one charge. Returns false if its counter gave nothing back: it is a leaky bucket, or with `is_changed`
-    /// it may use another limit now. All others give back what they still contain, and are not asked.
+    /// Refunds units of one charge. Returns false if its counter gave nothing back: it is a leaky bucket, or with `is_uncertain`
+    /// it may use another limit now or not contain the charge. All others give back what they still contain, and are not
+    /// asked.
     ///
     /// The answer is a best effort: the counter is read before and after the refund, so a decision or a refund of another
     /// request between the two can hide what happened, or look like it.
     pub(crate) async fn refund_charge(
         &self,
         refunds: &[Refund<'_>],
-        is_changed: bool,
+        is_uncertain: bool,
         now: Timestamp,
     ) -> Result<bool, StoreError> {
-        let is_asked = |refund: &Refund<'_>| is_changed || refund.limit.algorithm() == Algorithm::LeakyBucket;
+        let is_asked =
+            |refund: &Refund<'_>| is_uncertain || refund.limit.algorithm() == Algorithm::LeakyBucket;
         let Some(Refund { key, limit, .. }) = refunds.first().filter(|refund| is_asked(refund)) else {
             return self.store.refund(refunds, now).await.map(|()| true);
         };
