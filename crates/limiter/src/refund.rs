@@ -1,6 +1,7 @@
 //! Refunds the charge of a request that was not served.
 
 use std::sync::Arc;
+use std::task::{Context, Waker};
 
 use smallvec::SmallVec;
 use tidegate_core::{
@@ -158,12 +159,18 @@ impl<S: Store + 'static> Drop for RefundGuard<S> {
             return;
         }
         let shared = Arc::clone(&self.shared);
-        // Without a runtime the process is ending; the charge stays.
-        let Ok(runtime) = tokio::runtime::Handle::try_current() else { return };
-        runtime.spawn(async move {
+        let is_immediate = shared.store.is_immediate();
+        let mut refund = Box::pin(async move {
             let refunds: Vec<_> = charges.iter().map(PendingCharge::as_refund).collect();
             // If the store fails, the charge stays: it rejects too much, never too little.
             let _ = shared.refund_request(&refunds, shared.clock.now()).await;
         });
+        // Before this thread charges the next request: behind that one, a leaky bucket would give nothing back.
+        if is_immediate && refund.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_ready() {
+            return;
+        }
+        // Without a runtime the process is ending; the charge stays.
+        let Ok(runtime) = tokio::runtime::Handle::try_current() else { return };
+        runtime.spawn(refund);
     }
 }
