@@ -1,6 +1,7 @@
 //! Refunds the charge of a request that was not served.
 
 use std::sync::Arc;
+use std::task::{Context, Waker};
 
 use smallvec::SmallVec;
 use tidegate_core::{
@@ -12,18 +13,20 @@ use crate::limiter::SharedStore;
 use crate::report::RulingReport;
 
 impl<S: Store> SharedStore<S> {
-    /// Refunds units of one charge. Returns false if its counter gave nothing back: it is a leaky bucket, or with `is_changed`
-    /// it may use another limit now. All others give back what they still contain, and are not asked.
+    /// Refunds units of one charge. Returns false if its counter gave nothing back: it is a leaky bucket, or with `is_uncertain`
+    /// it may use another limit now or not contain the charge. All others give back what they still contain, and are not
+    /// asked.
     ///
     /// The answer is a best effort: the counter is read before and after the refund, so a decision or a refund of another
     /// request between the two can hide what happened, or look like it.
     pub(crate) async fn refund_charge(
         &self,
         refunds: &[Refund<'_>],
-        is_changed: bool,
+        is_uncertain: bool,
         now: Timestamp,
     ) -> Result<bool, StoreError> {
-        let is_asked = |refund: &Refund<'_>| is_changed || refund.limit.algorithm() == Algorithm::LeakyBucket;
+        let is_asked =
+            |refund: &Refund<'_>| is_uncertain || refund.limit.algorithm() == Algorithm::LeakyBucket;
         let Some(Refund { key, limit, .. }) = refunds.first().filter(|refund| is_asked(refund)) else {
             return self.store.refund(refunds, now).await.map(|()| true);
         };
@@ -156,12 +159,18 @@ impl<S: Store + 'static> Drop for RefundGuard<S> {
             return;
         }
         let shared = Arc::clone(&self.shared);
-        // Without a runtime the process is ending; the charge stays.
-        let Ok(runtime) = tokio::runtime::Handle::try_current() else { return };
-        runtime.spawn(async move {
+        let is_immediate = shared.store.is_immediate();
+        let mut refund = Box::pin(async move {
             let refunds: Vec<_> = charges.iter().map(PendingCharge::as_refund).collect();
             // If the store fails, the charge stays: it rejects too much, never too little.
             let _ = shared.refund_request(&refunds, shared.clock.now()).await;
         });
+        // Before this thread charges the next request: behind that one, a leaky bucket would give nothing back.
+        if is_immediate && refund.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_ready() {
+            return;
+        }
+        // Without a runtime the process is ending; the charge stays.
+        let Ok(runtime) = tokio::runtime::Handle::try_current() else { return };
+        runtime.spawn(refund);
     }
 }

@@ -1,7 +1,7 @@
 //! Operations on one rule for a client that the caller has identified, and checks of limits that the caller supplies.
 
 use thiserror::Error;
-use tidegate_core::{Check, Cost, CounterKey, Decision, Refund, Timestamp, Verdict};
+use tidegate_core::{Algorithm, Check, Cost, CounterKey, Decision, Refund, Timestamp, Verdict};
 use tidegate_policy::{ActivePolicy, Admission, Facts, MatchedRequest, RuntimeData, Scratch};
 use tidegate_store::{Store, StoreError};
 
@@ -80,8 +80,8 @@ impl<S: Store + 'static> Limiter<S> {
     }
 
     /// Refunds units of a rule that were charged at `charged`. What its counter no longer contains is not refunded. Returns
-    /// false if the rule has a leaky bucket that gave nothing back: it gives back only a whole charge, and only while no later
-    /// request waits.
+    /// false if the rule has a leaky bucket or a log that gave nothing back. The bucket gives back only a whole charge, and only
+    /// while no later request waits; the log gives back only what was charged at exactly `charged`.
     pub async fn refund_rule(
         &self,
         policy: &ActivePolicy,
@@ -97,7 +97,9 @@ impl<S: Store + 'static> Limiter<S> {
             .iter()
             .map(|check| Refund { key: check.key, limit: check.limit, cost: check.cost, charged })
             .collect();
-        Ok(self.shared.refund_charge(&refunds, false, now).await?)
+        // A log gives back only what was charged at exactly that time, which the caller may not know.
+        let is_log = refunds.first().is_some_and(|refund| refund.limit.algorithm() == Algorithm::SlidingLog);
+        Ok(self.shared.refund_charge(&refunds, is_log, now).await?)
     }
 
     /// Resets the counter of a client under a rule, and ends its lock-out.

@@ -52,8 +52,9 @@ pub(crate) fn step(
 ) -> TransactionStep {
     use CommandKind::{Discard, Exec, Multi, Quit, ResetConnection};
     let is_authorized = client.is_authorized(tokens);
-    let command = CommandInfo::find(arguments.get(0).unwrap_or_default());
-    let command = command.filter(|command| is_authorized && command.accepts(arguments.len()));
+    let found = CommandInfo::find(arguments.get(0).unwrap_or_default());
+    let is_exec = found.is_some_and(|command| matches!(command.kind, Exec));
+    let command = found.filter(|command| is_authorized && command.accepts(arguments.len()));
     let kind = command.map(|command| command.kind);
     match (kind, client.transaction.take()) {
         (Some(Multi), None) => {
@@ -78,9 +79,11 @@ pub(crate) fn step(
             transaction.add(kind, arguments, replies);
             client.transaction = Some(transaction);
         }
-        // The reply is the error of the command.
+        // The reply is the error of the command. A refused `EXEC` ends the transaction too, as in Redis: its client sends commands
+        // that are not part of one next, and must not read `QUEUED` as their replies.
         (None, Some(_)) => {
-            client.transaction = Some(Transaction { is_failed: true, ..Transaction::default() });
+            client.transaction =
+                (!is_exec).then(|| Transaction { is_failed: true, ..Transaction::default() });
             return TransactionStep::Outside;
         }
     }

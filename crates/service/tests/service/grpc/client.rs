@@ -139,6 +139,11 @@ impl GrpcClient {
         Self { requests, connection }
     }
 
+    /// A client of the same connection, for calls at the same time.
+    pub(crate) fn concurrent(&self) -> Self {
+        Self { requests: self.requests.clone(), connection: tokio::spawn(async { Ok(()) }) }
+    }
+
     /// Asks the rate limit service.
     pub(crate) async fn should_rate_limit(&mut self, request: &RlsRequest) -> RlsResponse {
         self.call(RLS, &[], message(request)).await.message()

@@ -1,6 +1,7 @@
 //! Descriptors that name rules and requests of the policy.
 
 use tidegate_telemetry::Protocol;
+use tidegate_testkit::wait::eventually;
 
 use super::client::{GrpcClient, RLS, descriptor, message, request};
 use super::{OK, OVER_LIMIT};
@@ -46,6 +47,28 @@ async fn policy_domain_rejection_refunds_earlier_descriptors() {
         assert_eq!(client.should_rate_limit(&call).await.overall_code, OK);
     }
     assert_eq!(client.should_rate_limit(&call).await.overall_code, OVER_LIMIT);
+}
+
+#[tokio::test]
+async fn policy_domain_rejected_calls_that_arrive_together_leave_a_leaky_bucket_unchanged() {
+    let service = TestService::start(
+        "rate_limits:
+  global: { requests: 1, window: 1h, algorithm: leaky_bucket, burst: 100, max_wait: 100h }
+  default: { requests: 1, window: 1h, algorithm: fixed_window }",
+    );
+    let client = GrpcClient::connect(service.address(Protocol::Grpc)).await;
+    let mut bob = descriptor(&[("rule", "default"), ("client", "user:bob")]);
+    bob.hits_addend = Some(2);
+    let rejected = request("tidegate", vec![descriptor(&[("rule", "global")]), bob]);
+    let call = |_| {
+        let (mut client, rejected) = (client.concurrent(), rejected.clone());
+        tokio::spawn(async move { client.should_rate_limit(&rejected).await })
+    };
+    for reply in (0..20).map(call).collect::<Vec<_>>() {
+        assert_eq!(reply.await.unwrap().overall_code, OVER_LIMIT);
+    }
+    let is_empty = || service.post_json("/v1/peek", r#"{"rule":"global"}"#, 200)["wait"] == 0;
+    eventually("the bucket that all clients share is empty", is_empty).await;
 }
 
 #[tokio::test]

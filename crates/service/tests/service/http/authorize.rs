@@ -7,10 +7,12 @@ use std::net::TcpStream;
 use bytes::Bytes;
 use http::Request;
 use http_body_util::Full;
+use hyper::body::Incoming;
 use tidegate_telemetry::Protocol;
 use tidegate_testkit::client::http2;
 use tidegate_testkit::message::Response;
 use tidegate_testkit::wait::{eventually, eventually_blocking};
+use tokio::task::JoinHandle;
 
 use crate::fixture::TestService;
 
@@ -193,6 +195,27 @@ impl TestService {
     }
 }
 
+/// Requests of a client that arrive together, on one connection.
+async fn begin_authorize_together(
+    service: &TestService,
+    address: &str,
+    count: usize,
+) -> Vec<JoinHandle<hyper::Result<http::Response<Incoming>>>> {
+    let connection = http2(service.address(Protocol::Http)).await;
+    let begin = |_| {
+        let request = Request::get("http://a/v1/authorize")
+            .header("x-original-method", "GET")
+            .header("x-original-uri", "/")
+            .header("x-original-host", "api.example.org")
+            .header("x-real-ip", address)
+            .body(Full::new(Bytes::new()))
+            .unwrap();
+        let mut connection = connection.clone();
+        tokio::spawn(async move { connection.send_request(request).await })
+    };
+    (0..count).map(begin).collect()
+}
+
 #[test]
 fn authorize_delays_as_a_leaky_bucket_says_and_refunds_if_the_client_leaves() {
     let service = TestService::start(SLOW);
@@ -218,18 +241,7 @@ async fn authorize_more_delayed_requests_than_the_maximum_are_rejected_and_refun
     // 25 delayed requests of each of 40 clients are the maximum.
     let mut delayed = Vec::new();
     for client in 0..40 {
-        let connection = http2(service.address(Protocol::Http)).await;
-        for _ in 0..25 {
-            let request = Request::get("http://a/v1/authorize")
-                .header("x-original-method", "GET")
-                .header("x-original-uri", "/")
-                .header("x-original-host", "api.example.org")
-                .header("x-real-ip", format!("192.0.2.{client}"))
-                .body(Full::new(Bytes::new()))
-                .unwrap();
-            let mut connection = connection.clone();
-            delayed.push(tokio::spawn(async move { connection.send_request(request).await }));
-        }
+        delayed.extend(begin_authorize_together(&service, &format!("192.0.2.{client}"), 25).await);
     }
     eventually("all are charged", || {
         (0..40).all(|client| service.hours_to_wait(&format!("192.0.2.{client}")) > 25.5)
@@ -240,6 +252,10 @@ async fn authorize_more_delayed_requests_than_the_maximum_are_rejected_and_refun
     assert_eq!(rejected.json()["error"], "too_many_waiting");
     assert!(rejected.header("retry-after").is_some());
     eventually("it is refunded", || service.hours_to_wait("192.0.2.1") < 26.5).await;
+    for rejected in begin_authorize_together(&service, "192.0.2.1", 20).await {
+        assert_eq!(rejected.await.unwrap().unwrap().status(), 503);
+    }
+    eventually("all that arrived together are refunded", || service.hours_to_wait("192.0.2.1") < 26.5).await;
     assert!(delayed.iter().all(|request| !request.is_finished()));
 }
 

@@ -37,7 +37,7 @@ impl TestService {
 
     /// The JSON of a response that must have this status.
     #[track_caller]
-    fn post_json(&self, path: &str, body: &str, status: u16) -> Value {
+    pub(crate) fn post_json(&self, path: &str, body: &str, status: u16) -> Value {
         let response = self.post(path, body);
         assert_eq!(response.status, status, "{path} {body}: {response:?}");
         response.json()

@@ -1,6 +1,7 @@
 //! Operations on rules, over HTTP and the Redis protocol: lock-outs, leaky buckets, exemptions, and messages that are no objects.
 
 use serde_json::json;
+use tidegate_core::TimeSpan;
 use tidegate_telemetry::Protocol;
 
 use crate::fixture::TestService;
@@ -67,6 +68,26 @@ fn refund_of_a_part_of_a_leaky_charge_says_that_nothing_changed() {
     let mut refund =
         |cost: u64| client.call(&format!("TIDEGATE.REFUND default user:bob {cost} {charged_at}"));
     assert_eq!((refund(10), refund(30)), (status("UNCHANGED"), status("OK")));
+}
+
+#[test]
+fn refund_of_a_log_without_the_time_of_its_charge_says_that_nothing_changed() {
+    let service = TestService::start(
+        "rate_limits: { default: { requests: 10, window: 1h, algorithm: sliding_window_log } }",
+    );
+    let remaining = || service.post_json("/v1/peek", BOB, 200)["remaining"].clone();
+    let checked = service.post_json("/v1/check", r#"{"rule":"default","client":"user:bob","cost":6}"#, 200);
+    service.clock.advance(TimeSpan::from_secs(1));
+    let refunded = service.post_json("/v1/refund", r#"{"rule":"default","client":"user:bob","cost":4}"#, 200);
+    assert_eq!((refunded, remaining()), (json!({ "refunded": false }), json!(4)));
+    let body = json!({ "rule": "default", "client": "user:bob", "cost": 4, "charged_at": checked["at"] });
+    let refunded = service.post_json("/v1/refund", &body.to_string(), 200);
+    assert_eq!((refunded, remaining()), (json!({ "refunded": true }), json!(8)));
+    let mut client = RespClient::connect(&service);
+    assert_eq!(client.call("TIDEGATE.REFUND default user:bob 2"), status("UNCHANGED"));
+    let charged_at = (checked["at"].as_f64().unwrap() * 1e6).round();
+    let refund = format!("TIDEGATE.REFUND default user:bob 2 {charged_at}");
+    assert_eq!((client.call(&refund), remaining()), (status("OK"), json!(10)));
 }
 
 #[test]

@@ -70,6 +70,20 @@ fn token_changed_by_a_reload_is_required_on_open_connections() {
 }
 
 #[test]
+fn exec_refused_for_lack_of_the_token_ends_the_transaction() {
+    let service = start();
+    let mut client = RespClient::connect(&service);
+    client.call("AUTH first-token-0123456789-0123456789");
+    assert_eq!(client.call("MULTI"), status("OK"));
+    assert_eq!(client.call("CL.THROTTLE k 0 1 60"), status("QUEUED"));
+    reload(&service, POLICY, "second-token-0123456789-0123456789");
+    assert_eq!(client.call("EXEC"), error(NO_AUTH));
+    assert_eq!(client.call("AUTH second-token-0123456789-0123456789"), status("OK"));
+    let decided = client.call("CL.THROTTLE k 0 1 60");
+    assert_eq!(decided, integers(&[0, 1, 0, -1, 60]), "nothing was executed, and nothing is queued");
+}
+
+#[test]
 fn listener_whose_token_a_reload_removes_requires_the_last_one() {
     let service = start();
     for policy in ["{}", "service: { resp: \"127.0.0.1:6380\", http: \"127.0.0.1:8082\" }"] {
