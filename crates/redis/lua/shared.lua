@@ -1,9 +1,9 @@
 -- The records that nodes share: the version that was changed last counts.
 --
--- KEYS     1 records: a hash of field -> changed (16 digits) and the sealed record; `version` is a field too
---          2 changes: a sorted set of fields, by the version at which they were changed
---          3 expiry: a sorted set of fields, by the time (us) from which they are of no use
---          4 mark: the number of the caller's last call that changed its mark
+-- KEYS     1 records: a hash of field -> changed (16 digits) and the sealed record; `version` and `history` are fields too
+--          2 changes: a sorted set of fields, by the version at which they were changed; the history has version 0
+--          3 expiry: a sorted set of fields, by the time (us) from which they are of no use; the history is always of use
+--          4 mark: the number of the caller's last call that changed its mark, a space and the history
 -- ARGV     1 operation: push | pull
 --          2 the time to live of the records, and 3 that of the mark, in seconds
 --          4 the number of this call: larger than that of every earlier call of the caller
@@ -18,21 +18,40 @@
 -- A version orders changes only within one history. After a restart from an older snapshot, or a failover to a replica that
 -- was behind, the same versions are given to other changes. So each push, and each pull that a caller learns something from,
 -- leaves a mark: a caller whose mark is gone may not use its version.
+--
+-- A history has a name, which is in all keys. If one of the first three is lost, by an eviction for example, they no longer
+-- agree: a new history begins, without records and with no valid mark, so every caller pushes what it knows.
 
 local records, changes, expiry, mark = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local ttl, known_mark = tonumber(ARGV[2]), tonumber(ARGV[5])
 local REMOVALS = 1000
 
-local stored_mark = tonumber(redis.call('GET', mark) or '0')
+local history = redis.call('HGET', records, 'history')
+local is_complete = history and redis.call('ZSCORE', changes, history) and redis.call('ZSCORE', expiry, history)
+local stored_mark = 0
+if is_complete then
+  local number, name = string.match(redis.call('GET', mark) or '', '^(%d+) (.*)$')
+  stored_mark = name == history and tonumber(number) or 0
+end
 if stored_mark < known_mark then
   return {}
+end
+
+local time = redis.call('TIME')
+local now = tonumber(time[1]) * 1000000 + tonumber(time[2])
+if not is_complete then
+  history = string.format('history:%.0f:', now) .. mark
+  redis.call('DEL', records, changes, expiry)
+  redis.call('HSET', records, 'history', history)
+  redis.call('ZADD', changes, 0, history)
+  redis.call('ZADD', expiry, '+inf', history)
 end
 local version = tonumber(redis.call('HGET', records, 'version') or '0')
 
 -- A call that runs late, after its caller has made others, changes nothing.
 local function set_mark()
   stored_mark = math.max(stored_mark, tonumber(ARGV[4]))
-  redis.call('SET', mark, string.format('%.0f', stored_mark), 'EX', ARGV[3])
+  redis.call('SET', mark, string.format('%.0f ', stored_mark) .. history, 'EX', ARGV[3])
 end
 
 local function keep_alive()
@@ -40,9 +59,6 @@ local function keep_alive()
   redis.call('EXPIRE', changes, ttl)
   redis.call('EXPIRE', expiry, ttl)
 end
-
-local time = redis.call('TIME')
-local now = tonumber(time[1]) * 1000000 + tonumber(time[2])
 
 -- Every call removes more records than a call can add, so expired ones do not accumulate.
 local function remove_expired()

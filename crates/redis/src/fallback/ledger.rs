@@ -89,6 +89,16 @@ impl FallbackLedger {
         shard.heap_bytes = (shard.heap_bytes + bytes).saturating_sub(bytes_before);
     }
 
+    /// Whether the units of a refund were admitted here. The caller may not know when: a time after the last charge means
+    /// any units that still count.
+    pub(super) fn has_charged(&self, refund: &Refund<'_>, now: Timestamp) -> bool {
+        let key = OwnedKey::of(refund.key);
+        let shard = self.lock(&key);
+        let counter = shard.counters.get(&key).filter(|counter| counter.whole == *refund.limit);
+        counter
+            .is_some_and(|counter| refund.charged <= counter.last || counter.units(now) >= refund.cost.get())
+    }
+
     /// Forgets a charge that was refunded.
     pub(super) fn refund(&self, refund: &Refund<'_>, now: Timestamp) {
         let key = OwnedKey::of(refund.key);

@@ -100,6 +100,12 @@ impl FallbackStore {
         self.ledger.take(most, self.server_time(now))
     }
 
+    /// Whether the units of a refund were admitted here, and not by Redis.
+    pub(crate) fn has_charged(&self, refund: &Refund<'_>, now: Timestamp) -> bool {
+        let now = self.server_time(now);
+        !self.overrides.may_affect(refund, now) && self.ledger.has_charged(refund, now)
+    }
+
     /// Takes back a charge that was not sent. By the time it can be sent, its window may be over.
     pub(crate) fn put_back(&self, charge: FallbackCharge) {
         self.ledger.put_back(charge);

@@ -4,7 +4,7 @@
 //! It pushes its own changes and pulls those of the others: when the channel `<prefix>records` announces some, and once a
 //! second in case an announcement was lost.
 //!
-//! Redis may lose its contents, or the latest of them. Each exchange of a node therefore leaves a mark of this node, in the
+//! Redis may lose its contents, the latest of them, or one of its keys. Each exchange of a node therefore leaves a mark of this node, in the
 //! same step. A node that does not find its mark knows that Redis lost what it had pushed or pulled: it pulls everything and
 //! pushes all records that Redis lacks, as a new node does. So each record survives as long as one node knows it, and all
 //! nodes agree again by themselves. A removed record stays as a tombstone, so that a node that was away learns of it.

@@ -1,4 +1,5 @@
-//! A deterministic simulation: several nodes and a real Redis that loses its latest writes again and again.
+//! A deterministic simulation: several nodes and a real Redis that loses its latest writes, or one of its keys, again and
+//! again.
 
 use std::collections::HashMap;
 
@@ -14,9 +15,10 @@ use crate::endpoint::Endpoint;
 
 const NODES: usize = 3;
 const IDS: u8 = 8;
+const KEYS: [&str; 3] = ["tg:{shared}records", "tg:{shared}changes", "tg:{shared}expiry"];
 /// Copies the first database to the second one, as a snapshot does.
-const SAVE: &str =
-    "for _, key in ipairs(redis.call('KEYS', '*')) do redis.call('COPY', key, key, 'DB', 1, 'REPLACE') end";
+const SAVE: &str = "redis.call('SELECT', 1) redis.call('FLUSHDB') redis.call('SELECT', 0) \
+    for _, key in ipairs(redis.call('KEYS', '*')) do redis.call('COPY', key, key, 'DB', 1) end";
 /// Replaces the first database by the second one.
 const RESTORE: &str = "redis.call('FLUSHDB') redis.call('SELECT', 1) \
     for _, key in ipairs(redis.call('KEYS', '*')) do redis.call('COPY', key, key, 'DB', 0) end";
@@ -70,7 +72,7 @@ async fn simulate(server: &RedisServer, link: &Arc<Link>, seed: u64) {
     for step in 1..60 {
         let number = random.usize(..NODES);
         let (exchange, events) = &mut nodes[number];
-        match random.u8(..11) {
+        match random.u8(..12) {
             0..5 => {
                 let body = random.bool().then(|| vec![step]);
                 let changed = Timestamp::from_secs(step.into());
@@ -89,6 +91,8 @@ async fn simulate(server: &RedisServer, link: &Arc<Link>, seed: u64) {
             }
             8 => drop(server.command(&["EVAL", SAVE, "0"])),
             9 => lose_replies(exchange, link).await,
+            // An eviction, which leaves the other keys.
+            10 => drop(server.command(&["DEL", KEYS[random.usize(..KEYS.len())]])),
             _ => drop(server.command(&["EVAL", RESTORE, "0"])),
         }
     }
@@ -105,7 +109,7 @@ async fn simulate(server: &RedisServer, link: &Arc<Link>, seed: u64) {
 }
 
 #[tokio::test]
-async fn records_of_nodes_are_equal_after_redis_has_gone_back() {
+async fn records_of_nodes_are_equal_after_redis_has_gone_back_or_lost_a_key() {
     let server = RedisServer::start();
     let config = RedisConfig {
         timeout: Duration::from_secs(5),

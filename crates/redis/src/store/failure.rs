@@ -97,7 +97,7 @@ impl StoreState {
         self.decide_groups(checks, groups, now).await.map(|decided| decided.decision)
     }
 
-    /// Refunds what the shares admitted. Units that were charged to Redis before the outage stay charged.
+    /// Refunds what the shares admitted. Units that were charged to Redis stay charged, which is an error.
     pub(super) async fn refund_failed(
         &self,
         refunds: &[Refund<'_>],
@@ -108,10 +108,13 @@ impl StoreState {
         // Charges have the server's time.
         let since = self.link.server_time().at_server(since);
         let is_local = |refund: &&Refund<'_>| {
-            refund.charged >= since && self.settings.of(refund.key.rule).on_failure != StoreFailureMode::Deny
+            refund.charged >= since
+                && self.settings.of(refund.key.rule).on_failure != StoreFailureMode::Deny
+                && self.fallback.has_charged(refund, now)
         };
         let local: Vec<Refund<'_>> = refunds.iter().filter(is_local).copied().collect();
-        if local.is_empty() { Err(error) } else { self.fallback.refund(&local, now).await }
+        self.fallback.refund(&local, now).await?;
+        if local.len() == refunds.len() { Ok(()) } else { Err(error) }
     }
 
     /// The permit that the failure mode of `rule` grants.

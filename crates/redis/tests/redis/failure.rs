@@ -6,11 +6,11 @@ use std::time::Duration;
 use futures_util::FutureExt;
 use redis::AsyncCommands;
 use tidegate_core::{
-    Algorithm, Check, Coordination, CounterKey, Decision, Limit, RuleId, Spec, StoreFailureMode, TimeSpan,
-    Timestamp,
+    Algorithm, Check, Coordination, Cost, CounterKey, Decision, Limit, Refund, RuleId, Spec,
+    StoreFailureMode, TimeSpan, Timestamp,
 };
 use tidegate_redis::{Endpoint, RedisConfig, RedisStore, TimeSource};
-use tidegate_store::{RuleSettings, Store, SystemClock};
+use tidegate_store::{Clock, RuleSettings, Store, SystemClock};
 use tidegate_testkit::port::free_address;
 use tidegate_testkit::process::{RedisCluster, RedisServer};
 use tidegate_testkit::wait::{eventually, within};
@@ -81,6 +81,36 @@ async fn refund_of_a_mixed_decision_reaches_each_counter_at_its_own_time() {
 }
 
 /// Whether the server of the client's counters works.
+#[tokio::test]
+async fn refund_during_an_outage_of_units_that_redis_has_charged_is_an_error() {
+    let mut server = RedisServer::start();
+    let store = open(&server.url(), &[]);
+    let now = || SystemClock::new().now();
+    let limit = limit(Algorithm::FixedWindow, 100);
+    let [by_redis, by_share] =
+        [b"redis".as_slice(), b"share"].map(|client| check("central", client, &limit).cost(Cost::new(5)));
+    let connected = async {
+        while store.peek(&[by_redis], now()).now_or_never().is_some() {
+            tokio::task::yield_now().await;
+        }
+    };
+    within("a connection", connected).await;
+    assert!(store.decide(&[by_redis], now()).await.unwrap().passes());
+    assert_eq!(store.report().fallback_decisions.local, 0);
+    server.kill();
+    assert!(store.decide(&[by_share], now()).await.unwrap().passes());
+    assert_eq!(store.report().fallback_decisions.local, 1);
+    // The caller does not know when the units were charged.
+    let refund = async |check: &Check<'_>, cost| {
+        let (key, limit, charged) = (check.key, check.limit, now());
+        store.refund(&[Refund { key, limit, cost: Cost::new(cost), charged }], now()).await
+    };
+    assert!(refund(&by_redis, 5).await.is_err(), "Redis has charged the units");
+    assert!(refund(&by_share, 6).await.is_err(), "more than this node has admitted");
+    refund(&by_share, 5).await.unwrap();
+    assert!(refund(&by_share, 5).await.is_err(), "they are given back once");
+}
+
 async fn is_served(store: &RedisStore, client: &[u8]) -> bool {
     let limit = limit(Algorithm::TokenBucket, 1_000);
     store.decide(&[check("probe", client, &limit)], NOW).await.is_ok()
