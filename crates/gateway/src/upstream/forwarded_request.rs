@@ -15,6 +15,7 @@ use crate::http::request_body::{RequestBody, UploadHandle, UploadProgress};
 
 /// A request to an upstream. After an attempt that did not send it, the next server gets it unchanged.
 #[derive(Debug)]
+#[expect(clippy::struct_excessive_bools, reason = "independent properties of a request")]
 pub(crate) struct ForwardedRequest {
     /// `None` while hyper has it, and once it cannot be sent again.
     head: Option<Parts>,

@@ -54,6 +54,7 @@ use crate::plan::{
 /// # Ok::<(), tidegate_policy::Problems>(())
 /// ```
 #[derive(Debug)]
+#[expect(clippy::struct_excessive_bools, reason = "independent properties of a policy")]
 pub struct Matcher {
     plan: Arc<Plan>,
     routes: PathIndex,

@@ -17,7 +17,7 @@ const SERVERS: usize = 2;
 
 #[test]
 fn client_id_is_an_ipv4_address_or_an_ipv6_network() {
-    let id = |peer: &str| ClientId::new(&Addresses::default(), &HeaderMap::new(), peer.parse().unwrap());
+    let id = |peer: &str| ClientId::new(&Addresses::default(), peer.parse().unwrap());
     assert_ne!(id("192.0.2.1"), id("192.0.2.2"));
     assert_eq!(id("192.0.2.1"), id("::ffff:192.0.2.1"));
     assert_eq!(id("2001:db8:1:2::1"), id("2001:db8:1:2:ffff::9"));
