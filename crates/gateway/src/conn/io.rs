@@ -18,8 +18,9 @@ use super::lingering_close::LingeringClose;
 use super::request_framing::{BodyLength, RequestFraming};
 use super::unparsable::BareResponse;
 
-/// The largest read of a head; most fit.
+/// The largest read of a head into a larger buffer than this; most heads fit.
 const HEAD_READ: u64 = 4 << 10;
+const MAX_HEAD_BUFFER: usize = 8 << 10;
 /// Bytes that are read before hyper takes over; most heads fit.
 const AHEAD: usize = 1024;
 /// Up to this size, copying the slices of a write costs less than a vectored system call.
@@ -203,8 +204,8 @@ impl<T: AsyncRead + Unpin> TrackedIo<T> {
     /// Reads from the client what hyper may have now.
     fn poll_socket(&mut self, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         let before = buf.filled().len();
-        if self.framing.is_head() {
-            // What follows the head in the same read is copied, so it should not be much.
+        // What follows a head in the same read is copied, so it should not be much. hyper's buffer grows with long bodies.
+        if self.framing.is_head() && buf.remaining() > MAX_HEAD_BUFFER {
             ready!(Pin::new(&mut (&mut self.inner).take(HEAD_READ)).poll_read(cx, buf))?;
         } else {
             ready!(Pin::new(&mut self.inner).poll_read(cx, buf))?;

@@ -157,7 +157,7 @@ fn may_have_empty_line(bytes: &[u8]) -> bool {
     }
     // It overlaps the block before it.
     search(last);
-    found.contains(&1)
+    found.into_iter().fold(0, |all, one| all | one) > 0
 }
 
 #[cfg(test)]
