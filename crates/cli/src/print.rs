@@ -33,8 +33,8 @@ pub(crate) fn write_stdout(write: impl FnOnce(&mut StdoutLock<'_>) -> io::Result
     }
 }
 
-/// Writes to standard error. Unlike `eprint!` it does not panic if that fails, for example on a full disk: there is nobody left
-/// to tell.
+/// Writes to standard error. Unlike `eprint!` it does not panic if that fails, for example on a full disk: there is no other way
+/// to report it.
 pub(crate) fn write_stderr(text: impl Display) {
     let _ = write!(io::stderr().lock(), "{text}");
 }

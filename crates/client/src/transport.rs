@@ -108,7 +108,7 @@ impl PooledTransport {
         tcp.enforce_http(false);
         tcp.set_nodelay(true);
         tcp.set_connect_timeout(Some(settings.connect_timeout));
-        // A connection that dies while nobody uses it is closed within half a minute.
+        // A connection that dies while it is idle is closed within half a minute.
         tcp.set_keepalive(Some(Duration::from_secs(15)));
         tcp.set_keepalive_interval(Some(Duration::from_secs(5)));
         tcp.set_keepalive_retries(Some(3));

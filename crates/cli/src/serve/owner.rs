@@ -7,7 +7,7 @@ use std::os::unix::net::UnixStream;
 /// Who reads the token of the admin API.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum TokenReader {
-    /// A gateway: whoever wrote the token controls it.
+    /// A gateway: the user who wrote the token controls it.
     Gateway,
     /// A command that sends the token to a gateway. Root may read the token of a gateway that runs as another user.
     Command,

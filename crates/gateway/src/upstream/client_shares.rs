@@ -3,7 +3,7 @@
 //! Law: while requests of other clients to a server succeed, the failures of one client count for at most half of a threshold
 //! of its breaker, of its ejection and of the retry budget. Otherwise a client could take a server from all others by requests that the server
 //! refuses on purpose, for example by closing the connection. A failed connect counts fully, and so do the failures of a
-//! client that is alone: nobody else shows that the server works.
+//! client that is alone: no other client shows that the server works.
 //!
 //! A threshold of a window follows its calls, so it falls when calls leave the window: a client could raise it with many
 //! successes, fail within half of it, and wait. Then its failures are more than half. So what opens a breaker is counted without what each client has beyond its half at
@@ -119,9 +119,9 @@ impl SuccessPeriod {
 /// What a failure may do: open a breaker or eject a server.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Thresholds {
-    /// So many failures in a row.
+    /// The number of failures in a row.
     pub(super) in_a_row: Option<u32>,
-    /// So many failures in the window.
+    /// The number of failures in the window.
     pub(super) window: Option<WindowThreshold>,
 }
 
