@@ -126,7 +126,7 @@ impl Bucket {
             None => Verdict::Never,
         };
         let reset_after = self.time_until_at_most(0, level, now);
-        Outcome { verdict, limit: self.capacity, remaining: 0, reset_after }
+        Outcome::new(verdict, self.capacity, 0, reset_after)
     }
 
     /// Checks whether `cost` fits on top of `before` subunits; also returns the fill level afterwards.
@@ -173,7 +173,7 @@ impl Bucket {
             1 => left,
             _ => left / self.rate.unit,
         };
-        Outcome { verdict, limit: self.capacity, remaining, reset_after: self.time_until_drained(held, now) }
+        Outcome::new(verdict, self.capacity, remaining, self.time_until_drained(held, now))
     }
 
     #[expect(clippy::inline_always, reason = "two instructions")]

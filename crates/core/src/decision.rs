@@ -1,7 +1,5 @@
 //! One decision over several checks: all or nothing.
 
-use alloc::boxed::Box;
-
 use smallvec::SmallVec;
 
 use crate::key::CounterKey;
@@ -88,6 +86,46 @@ pub struct Outcome {
     pub remaining: u64,
     /// The time until the key's state equals that of an unused key (fixed window: until the window ends).
     pub reset_after: TimeSpan,
+    /// When it was charged, relative to the decision.
+    pub charged: ChargeOffset,
+}
+
+impl Outcome {
+    /// An outcome of a counter that is charged at the time of the decision.
+    #[inline]
+    pub const fn new(verdict: Verdict, limit: u64, remaining: u64, reset_after: TimeSpan) -> Self {
+        Self { verdict, limit, remaining, reset_after, charged: ChargeOffset::ZERO }
+    }
+}
+
+/// The time of a check's charge minus the time of its decision, in microseconds.
+///
+/// It is zero unless a store has counters with several clocks. It is part of each outcome, so that no decision has to be
+/// dropped for the rare ones: a list of times in `Decision` doubled the time of an ordinary decision.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct ChargeOffset(i64);
+
+impl ChargeOffset {
+    /// Charged at the time of the decision.
+    pub const ZERO: Self = Self(0);
+    /// Passed without a charge.
+    const UNCHARGED: Self = Self(i64::MIN);
+
+    /// The offset of a charge at `charged` (`None` if nothing was charged) in a decision at `at`.
+    fn new(at: Timestamp, charged: Option<Timestamp>) -> Self {
+        let micros = |time: Timestamp| i64::try_from(time.as_micros()).unwrap_or(i64::MAX);
+        charged.map_or(Self::UNCHARGED, |charged| Self(micros(charged).saturating_sub(micros(at))))
+    }
+
+    /// The time of the charge in a decision at `at`; `None` if nothing was charged.
+    fn after(self, at: Timestamp) -> Option<Timestamp> {
+        let span = TimeSpan::from_micros(self.0.unsigned_abs());
+        match self {
+            Self::UNCHARGED => None,
+            Self(0..) => Some(at + span),
+            Self(_) => Some(at - span),
+        }
+    }
 }
 
 /// The outcomes of a decision, in the order of its checks. Up to four need no allocation.
@@ -105,12 +143,7 @@ pub struct Decision {
     pub rejected_by: Option<usize>,
     /// The outcomes, one per check.
     pub outcomes: Outcomes,
-    /// When each check was charged, if that is not `at` for all of them. Boxed, because it is rare.
-    charge_times: Option<Box<ChargeTimes>>,
 }
-
-/// The time at which each check of a decision was charged; `None` for a check that charges nothing although it passes.
-type ChargeTimes = SmallVec<[Option<Timestamp>; 4]>;
 
 impl Decision {
     /// Derives the decision from the `outcomes` of `checks`.
@@ -125,14 +158,14 @@ impl Decision {
                 }
             }
         }
-        Self { at, verdict, rejected_by, outcomes, charge_times: None }
+        Self { at, verdict, rejected_by, outcomes }
     }
 
     /// The decision over no checks: admitted.
     #[inline]
     pub fn of_none(at: Timestamp) -> Self {
         let outcomes = Outcomes::new();
-        Self { at, verdict: Verdict::PASS, rejected_by: None, outcomes, charge_times: None }
+        Self { at, verdict: Verdict::PASS, rejected_by: None, outcomes }
     }
 
     /// The decision over a single check in this role.
@@ -164,18 +197,15 @@ impl Decision {
     /// A store whose counters have several clocks, or which does not count everything, needs this for exact refunds.
     #[must_use]
     pub fn with_charge_times(mut self, times: impl IntoIterator<Item = Option<Timestamp>>) -> Self {
-        let times: ChargeTimes = times.into_iter().collect();
-        let is_plain = times.iter().all(|time| *time == Some(self.at));
-        self.charge_times = if is_plain { None } else { Some(Box::new(times)) };
+        for (outcome, charged) in self.outcomes.iter_mut().zip(times) {
+            outcome.charged = ChargeOffset::new(self.at, charged);
+        }
         self
     }
 
     /// The time at which the check at `position` was charged, if it passes and charges anything.
     pub fn charge_time(&self, position: usize) -> Option<Timestamp> {
-        match &self.charge_times {
-            None => Some(self.at),
-            Some(times) => times.get(position).copied().flatten(),
-        }
+        self.outcomes.get(position)?.charged.after(self.at)
     }
 
     /// The refunds for a request that was not served after all: everything that this decision charged, one per key. Pass

@@ -74,12 +74,7 @@ impl RateAlgorithm for FixedWindow {
         } else {
             (Verdict::NotUntil { retry_after: end.since(now) }, before.count)
         };
-        Outcome {
-            verdict,
-            limit: self.requests,
-            remaining: self.requests.saturating_sub(count),
-            reset_after: end.since(now),
-        }
+        Outcome::new(verdict, self.requests, self.requests.saturating_sub(count), end.since(now))
     }
 
     fn charge(&self, state: &mut WindowCount, now: Timestamp, cost: Cost) {

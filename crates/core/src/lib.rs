@@ -69,7 +69,7 @@ mod word;
 pub use bucket::{Level, Rate};
 pub use coordination::{Coordination, StoreFailureMode};
 pub use decision::{
-    Check, Decision, Ledger, Outcome, Outcomes, Refund, Refunds, Role, Verdict, decide, peek,
+    ChargeOffset, Check, Decision, Ledger, Outcome, Outcomes, Refund, Refunds, Role, Verdict, decide, peek,
 };
 pub use delta::CounterDelta;
 pub use fixed_window::{FixedWindow, WindowCount};

@@ -120,7 +120,7 @@ impl RateAlgorithm for SlidingCounter {
         };
         let reset_after =
             if used == 0 { TimeSpan::ZERO } else { self.when_fits(&state, self.requests).since(now) };
-        Outcome { verdict, limit: self.requests, remaining: self.requests.saturating_sub(used), reset_after }
+        Outcome::new(verdict, self.requests, self.requests.saturating_sub(used), reset_after)
     }
 
     fn charge(&self, state: &mut TwoWindows, now: Timestamp, cost: Cost) {

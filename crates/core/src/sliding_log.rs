@@ -119,12 +119,12 @@ impl RateAlgorithm for SlidingLog {
             (Verdict::NotUntil { retry_after: self.when_expired(log, must_leave).since(now) }, used)
         };
         let newest = if verdict.is_pass() && cost > Cost::ZERO { at } else { log.newest() };
-        Outcome {
+        Outcome::new(
             verdict,
-            limit: self.requests,
-            remaining: self.requests.saturating_sub(used),
-            reset_after: if used == 0 { TimeSpan::ZERO } else { (newest + self.window).since(now) },
-        }
+            self.requests,
+            self.requests.saturating_sub(used),
+            if used == 0 { TimeSpan::ZERO } else { (newest + self.window).since(now) },
+        )
     }
 
     fn charge(&self, log: &mut AdmissionLog, now: Timestamp, cost: Cost) {

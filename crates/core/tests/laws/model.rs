@@ -218,7 +218,7 @@ fn expected(generated: &GeneratedLimit, model: &dyn Model, now: Timestamp, cost:
     };
     let remaining = u64::try_from(outcome.left.max(0)).expect("the remaining units are below the limit");
     let reset_after = until(outcome.fresh_at);
-    Outcome { verdict, limit: generated.limit.capacity(), remaining, reset_after }
+    Outcome::new(verdict, generated.limit.capacity(), remaining, reset_after)
 }
 
 fn assert_model_agrees(generated: &GeneratedLimit, trace: &[(Timestamp, Cost)]) -> Result<(), TestCaseError> {

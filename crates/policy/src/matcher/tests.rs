@@ -258,12 +258,7 @@ fn tightest_check_has_the_smallest_remaining_fraction() {
     let matcher = matcher(ORDER);
     with_admission(&matcher, "GET /nowhere", &[], |admission| {
         let Admission::Checked(matched_request) = admission else { panic!("{admission:?}") };
-        let outcome = |remaining, limit| Outcome {
-            verdict: Verdict::PASS,
-            limit,
-            remaining,
-            reset_after: TimeSpan::ZERO,
-        };
+        let outcome = |remaining, limit| Outcome::new(Verdict::PASS, limit, remaining, TimeSpan::ZERO);
         let decision = |outcomes: &[Outcome]| {
             Decision::new(Timestamp::ZERO, matched_request.checks(), outcomes.iter().copied().collect())
         };
@@ -415,7 +410,7 @@ fn body_cost_depends_on_length_and_unknown_length_is_settled_later() {
 
 /// The decision that admits every check.
 fn admitting(matched_request: &MatchedRequest<'_>) -> Decision {
-    let outcome = Outcome { verdict: Verdict::PASS, limit: 9, remaining: 9, reset_after: TimeSpan::ZERO };
+    let outcome = Outcome::new(Verdict::PASS, 9, 9, TimeSpan::ZERO);
     Decision::new(
         Timestamp::ZERO,
         matched_request.checks(),

@@ -54,7 +54,7 @@ impl SlotDecision {
 pub(super) fn rejection(checks: &[Check<'_>], positions: &[usize], decision: &Decision) -> Decision {
     let unknown = |check: &Check<'_>| {
         let limit = check.limit.capacity();
-        Outcome { verdict: Verdict::PASS, limit, remaining: limit, reset_after: TimeSpan::ZERO }
+        Outcome::new(Verdict::PASS, limit, limit, TimeSpan::ZERO)
     };
     let mut outcomes: Outcomes = checks.iter().map(unknown).collect();
     for (position, outcome) in positions.iter().zip(&decision.outcomes) {

@@ -281,7 +281,7 @@ impl LeaseBlock {
         let Some(contact) = &self.contact else {
             let verdict = if cost == 0 { Verdict::PASS } else { Verdict::NotUntil { retry_after: BACKOFF } };
             let limit = self.limit.capacity();
-            return Outcome { verdict, limit, remaining: 0, reset_after: TimeSpan::ZERO };
+            return Outcome::new(verdict, limit, 0, TimeSpan::ZERO);
         };
         let (verdict, left) = if cost > contact.capacity {
             (Verdict::Never, units)
@@ -292,12 +292,12 @@ impl LeaseBlock {
             (Verdict::NotUntil { retry_after: retry_at.since(now).max(ASK_INTERVAL) }, units)
         };
         let unspent = TimeSpan::from_micros(left.saturating_mul(self.refill.as_micros()));
-        Outcome {
+        Outcome::new(
             verdict,
-            limit: contact.capacity,
-            remaining: left.saturating_add(contact.available).min(contact.capacity),
-            reset_after: (contact.reset_at - unspent).since(now),
-        }
+            contact.capacity,
+            left.saturating_add(contact.available).min(contact.capacity),
+            (contact.reset_at - unspent).since(now),
+        )
     }
 
     /// Evaluates `cost` like [`evaluate`](Self::evaluate), but units that no node has leased fit too.

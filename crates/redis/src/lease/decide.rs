@@ -253,8 +253,7 @@ impl Ledger for PeekLedger {
 }
 
 /// The outcome of a check without a block; it does not occur.
-const UNKNOWN: Outcome =
-    Outcome { verdict: Verdict::Never, limit: 0, remaining: 0, reset_after: TimeSpan::ZERO };
+const UNKNOWN: Outcome = Outcome::new(Verdict::Never, 0, 0, TimeSpan::ZERO);
 
 /// The cost of all checks on the key of `check` that need units of the lease.
 fn cost_of_key(checks: &[Check<'_>], check: &Check<'_>) -> Cost {

@@ -59,7 +59,7 @@ fn aged(outcome: Outcome, elapsed: TimeSpan) -> Outcome {
         verdict => verdict,
     };
     let remaining = if reset_after.is_zero() { outcome.limit } else { outcome.remaining };
-    Outcome { verdict, limit: outcome.limit, remaining, reset_after }
+    Outcome::new(verdict, outcome.limit, remaining, reset_after)
 }
 
 /// What one counter rejects.

@@ -15,11 +15,8 @@ fn check<'a>(client: &'a [u8], limit: &'a Limit) -> Check<'a> {
 }
 
 fn rejected(checks: &[Check<'_>], retry_after: TimeSpan) -> Decision {
-    let outcome = |check: &Check<'_>| Outcome {
-        verdict: Verdict::NotUntil { retry_after },
-        limit: check.limit.capacity(),
-        remaining: 0,
-        reset_after: TimeSpan::from_secs(10),
+    let outcome = |check: &Check<'_>| {
+        Outcome::new(Verdict::NotUntil { retry_after }, check.limit.capacity(), 0, TimeSpan::from_secs(10))
     };
     Decision::new(Timestamp::from_secs(5), checks, checks.iter().map(outcome).collect())
 }

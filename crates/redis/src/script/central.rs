@@ -281,7 +281,7 @@ impl Reader<'_> {
             _ => return Err(protocol_error("unknown verdict")),
         };
         let (limit, remaining) = (self.wide()?, self.wide()?);
-        Ok(Outcome { verdict, limit, remaining, reset_after: TimeSpan::from_micros(self.wide()?) })
+        Ok(Outcome::new(verdict, limit, remaining, TimeSpan::from_micros(self.wide()?)))
     }
 }
 

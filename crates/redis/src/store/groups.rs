@@ -93,7 +93,7 @@ pub(super) fn assemble<'d>(
 /// The outcome of a check that nothing limits.
 pub(super) fn unlimited(check: &Check<'_>) -> Outcome {
     let limit = check.limit.capacity();
-    Outcome { verdict: Verdict::PASS, limit, remaining: limit, reset_after: TimeSpan::ZERO }
+    Outcome::new(Verdict::PASS, limit, limit, TimeSpan::ZERO)
 }
 
 #[cfg(test)]
