@@ -19,7 +19,7 @@ use super::request_framing::{BodyLength, RequestFraming};
 use super::unparsable::BareResponse;
 
 /// The largest read of a head into a larger buffer than this; most heads fit.
-const HEAD_READ: u64 = 4 << 10;
+const HEAD_READ: u64 = 1 << 10;
 const MAX_HEAD_BUFFER: usize = 8 << 10;
 /// Bytes that are read before hyper takes over; most heads fit.
 const AHEAD: usize = 1024;

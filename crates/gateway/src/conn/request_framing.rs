@@ -103,18 +103,24 @@ impl RequestFraming {
 impl HeadLine {
     /// The length up to the end of the head: an empty line after another line. Lines end with LF or CR LF, as for hyper.
     fn find_end(&mut self, bytes: &[u8]) -> Option<usize> {
-        // Nearly always a read has one head and nothing else: one pass over it, instead of a search for each line.
-        if *self == Self::Text
-            && let Some(lines) = bytes.strip_suffix(b"\r\n")
-            && lines.ends_with(b"\r\n")
-            && !may_have_empty_line(lines)
-        {
-            return Some(bytes.len());
-        }
         let mut start = 0;
-        for lf in memchr_iter(b'\n', bytes) {
-            let line = self.after(&bytes[start..lf]);
-            start = lf + 1;
+        if *self == Self::Text {
+            // Nearly always a read is one head and nothing else.
+            if let Some(lines) = bytes.strip_suffix(b"\r\n")
+                && lines.ends_with(b"\n")
+                && find_block_with_empty_line(lines).is_none()
+            {
+                return Some(bytes.len());
+            }
+            let Some(lf) = find_empty_line(bytes) else {
+                *self = if bytes.ends_with(b"\n") { Self::Empty } else { Self::Text };
+                return None;
+            };
+            (*self, start) = (Self::Empty, lf + 1);
+        }
+        while let Some(length) = bytes[start..].iter().position(|byte| *byte == b'\n') {
+            let line = self.after(&bytes[start..start + length]);
+            start += length + 1;
             *self = Self::Empty;
             if line != Self::Text {
                 return Some(start);
@@ -134,30 +140,36 @@ impl HeadLine {
     }
 }
 
-/// Whether any LF is followed by CR or LF. Compilers turn the loop over a block into vector instructions.
-fn may_have_empty_line(bytes: &[u8]) -> bool {
+/// The first LF that is followed by CR or LF.
+fn find_empty_line(bytes: &[u8]) -> Option<usize> {
+    let block = find_block_with_empty_line(bytes)?;
+    let mut line_ends = memchr_iter(b'\n', &bytes[block..]).map(|at| block + at);
+    line_ends.find(|lf| matches!(bytes.get(lf + 1), Some(b'\r' | b'\n')))
+}
+
+/// The start of the first bytes in which an LF is followed by CR or LF; 0 if there are too few to tell.
+fn find_block_with_empty_line(bytes: &[u8]) -> Option<usize> {
     const BLOCK: usize = 32;
-    // Numbers instead of truth values, so that nothing branches.
-    let breaks = |first: u8, second: u8| {
-        u8::from(first == b'\n') & (u8::from(second == b'\n') | u8::from(second == b'\r'))
-    };
-    let Some(last) = bytes.last_chunk::<{ BLOCK + 1 }>() else {
-        return bytes.windows(2).any(|pair| breaks(pair[0], pair[1]) > 0);
-    };
-    let mut found = [0; BLOCK];
-    let mut search = |block: &[u8; BLOCK + 1]| {
-        for at in 0..BLOCK {
-            found[at] |= breaks(block[at], block[at + 1]);
-        }
-    };
-    let mut rest = bytes;
-    while let Some(block) = rest.first_chunk() {
-        search(block);
-        rest = &rest[BLOCK..];
+    let (_, next) = bytes.split_first()?;
+    let mut blocks = bytes.as_chunks::<BLOCK>().0.iter().zip(next.as_chunks::<BLOCK>().0);
+    if let Some(block) = blocks.position(|(block, next)| has_empty_line(block, next)) {
+        return Some(block * BLOCK);
     }
-    // It overlaps the block before it.
-    search(last);
-    found.into_iter().fold(0, |all, one| all | one) > 0
+    // The last block overlaps the one before it.
+    let Some(last) = next.len().checked_sub(BLOCK) else { return Some(0) };
+    has_empty_line(&bytes[last..last + BLOCK], &next[last..]).then_some(last)
+}
+
+/// Whether an LF in `bytes` is followed by CR or LF. `next` starts one byte later. The loop over a block of fixed size becomes vector
+/// instructions, since nothing in it branches.
+#[expect(clippy::inline_always, reason = "compiled for the length of its arguments")]
+#[inline(always)]
+fn has_empty_line(bytes: &[u8], next: &[u8]) -> bool {
+    let mut found = 0;
+    for (byte, next) in bytes.iter().zip(next) {
+        found |= u8::from(*byte == b'\n') & (u8::from(*next == b'\n') | u8::from(*next == b'\r'));
+    }
+    found > 0
 }
 
 #[cfg(test)]

@@ -114,8 +114,13 @@ impl SocketHandoff {
         self.has_small_reads.load(Ordering::Relaxed)
     }
 
-    pub(super) fn record_read(&self) {
-        self.has_response_bytes.store(true, Ordering::Relaxed);
+    /// Bytes were read. Returns whether they are the first of a response.
+    pub(super) fn record_read(&self) -> bool {
+        let is_first = !self.has_response_bytes();
+        if is_first {
+            self.has_response_bytes.store(true, Ordering::Relaxed);
+        }
+        is_first
     }
 
     /// Whether any byte of a response was read.

@@ -80,9 +80,16 @@ impl HeadScanner {
     fn find_end(&mut self, bytes: &[u8]) -> Option<(usize, ResponseChunks)> {
         let mut start = 0;
         for lf in memchr_iter(b'\n', bytes) {
-            self.add(&bytes[start..lf]);
+            let line = &bytes[start..lf];
             start = lf + 1;
-            if let Some(next) = self.end_line() {
+            let next = if self.length == 0 {
+                self.read_line(&line[..line.len().min(NAME.len())])
+            } else {
+                self.add(line);
+                let (line, length) = (self.start, std::mem::take(&mut self.length));
+                self.read_line(&line[..length])
+            };
+            if let Some(next) = next {
                 return Some((start, next));
             }
         }
@@ -97,9 +104,8 @@ impl HeadScanner {
         }
     }
 
-    /// Ends a line. Returns what follows the head if it was the last.
-    fn end_line(&mut self) -> Option<ResponseChunks> {
-        let line = &self.start[..std::mem::take(&mut self.length)];
+    /// Reads the start of a line. Returns what follows the head if it was the last.
+    fn read_line(&mut self, line: &[u8]) -> Option<ResponseChunks> {
         match self.kind {
             // Empty lines may precede a response.
             None if matches!(line, b"" | b"\r") => {}

@@ -3,7 +3,7 @@
 use std::io::{self, IoSlice};
 use std::pin::{Pin, pin};
 use std::sync::Arc;
-use std::task::{Context, Poll, Waker};
+use std::task::{Context, Poll, Waker, ready};
 
 use bytes::Bytes;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, ReadBuf};
@@ -74,12 +74,14 @@ impl AsyncRead for HyperIo {
         let (this, filled) = (self.get_mut(), buf.filled().len());
         let is_small = this.chunks.is_none() || this.handoff.has_small_reads();
         let stream = this.stream()?;
-        let read =
-            if is_small { pin!(stream.take(MAX_READ)).poll_read(cx, buf) } else { stream.poll_read(cx, buf) };
+        if is_small {
+            ready!(pin!(stream.take(MAX_READ)).poll_read(cx, buf))?;
+        } else {
+            ready!(stream.poll_read(cx, buf))?;
+        }
         let received = &buf.filled()[filled..];
         if !received.is_empty() {
-            let is_first = !this.handoff.has_response_bytes();
-            this.handoff.record_read();
+            let is_first = this.handoff.record_read();
             if let Some(chunks) = &mut this.chunks {
                 if is_first {
                     *chunks = ResponseChunks::new();
@@ -87,7 +89,7 @@ impl AsyncRead for HyperIo {
                 chunks.check(received)?;
             }
         }
-        read
+        Poll::Ready(Ok(()))
     }
 }
 
