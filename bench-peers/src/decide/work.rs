@@ -73,6 +73,14 @@ pub(crate) const WORKS: [Work; 12] = [
     Work { bars: (5.0, None), ..work("10 M keys, one by one", 10 * MILLION, Way::OneByOne, 2) },
 ];
 
+impl Work {
+    /// With the number of threads, which distinguishes works.
+    pub(crate) fn full_name(&self) -> String {
+        let Self { name, threads, .. } = self;
+        format!("{name}, {threads} thread{}", if *threads == 1 { "" } else { "s" })
+    }
+}
+
 /// As many threads as a work has at most.
 pub(crate) const THREADS: usize = 2;
 
