@@ -1,0 +1,147 @@
+//! One row, measured: `bench-peers` runs it, and its rounds become a ratio.
+
+use std::fs;
+use std::path::PathBuf;
+use std::process::Command;
+
+use anyhow::{Context, bail, ensure};
+use serde_json::Value;
+
+use super::rows::{Figure, Row};
+use crate::run::{self, cargo, root};
+use crate::setup;
+
+const MANIFEST: &str = "bench-peers/Cargo.toml";
+/// Lines of a benchmark's output in an error.
+const LINES: usize = 8;
+
+/// Builds everything and installs what is missing, so that no row includes it.
+pub(crate) fn prepare() -> anyhow::Result<()> {
+    setup::peers()?;
+    run::run(bench_peers().arg("prepare"))
+}
+
+/// The time of Tidegate for a piece of work, divided by that of the peer: the median of the rounds.
+pub(crate) fn measure(row: &Row) -> anyhow::Result<f64> {
+    let json = json_file()?;
+    let mut command = bench_peers();
+    command.args(row.arguments(row.rounds)).arg("--json").arg(&json);
+    let output = command.output().context("cannot start cargo")?;
+    let shown = [output.stdout, output.stderr].concat();
+    // The benchmark fails if a bar is missed, too. Only one without figures has not worked.
+    let figures = fs::read_to_string(&json).ok().with_context(|| last_lines(&shown))?;
+    ratio(row, &serde_json::from_str(&figures)?)
+}
+
+/// A file in target/ for the figures of a benchmark, which does not exist.
+pub(crate) fn json_file() -> anyhow::Result<PathBuf> {
+    let folder = root().join("target/bench");
+    fs::create_dir_all(&folder).with_context(|| format!("cannot make {}", folder.display()))?;
+    let path = folder.join("figures.json");
+    if path.exists() {
+        fs::remove_file(&path)?;
+    }
+    Ok(path)
+}
+
+/// The median ratio in the figures that a benchmark wrote.
+pub(crate) fn ratio(row: &Row, figures: &Value) -> anyhow::Result<f64> {
+    let (ours, theirs) = (rounds(row, row.ours, figures)?, rounds(row, row.peer, figures)?);
+    ensure!(
+        !ours.is_empty() && ours.len() == theirs.len(),
+        "{} has {} rounds, {} has {}",
+        row.ours,
+        ours.len(),
+        row.peer,
+        theirs.len()
+    );
+    Ok(median(ours.iter().zip(&theirs).map(|(ours, theirs)| ours / theirs).collect()))
+}
+
+/// The rounds of a contender.
+fn rounds(row: &Row, contender: &str, figures: &Value) -> anyhow::Result<Vec<f64>> {
+    let measurements = figures.as_array().context("the figures are no list")?;
+    let is_wanted = |one: &&Value| one["work"] == row.work && one["contender"] == contender;
+    let measurement = measurements
+        .iter()
+        .find(is_wanted)
+        .with_context(|| format!("no figures of {contender} at `{}`", row.work))?;
+    if let Some(reason) = measurement["failed"].as_str() {
+        bail!("{contender} failed: {reason}");
+    }
+    let rounds = measurement["rounds"].as_array().map(Vec::as_slice).unwrap_or_default();
+    let figure = |round: &Value| match row.figure {
+        Figure::Number => round.as_f64(),
+        Figure::Field(name) => round[name].as_f64(),
+    };
+    rounds.iter().map(|round| figure(round).context("a round without a figure")).collect()
+}
+
+/// NaN without values.
+pub(crate) fn median(mut values: Vec<f64>) -> f64 {
+    values.sort_by(f64::total_cmp);
+    match values.len() {
+        0 => f64::NAN,
+        count => f64::midpoint(values[(count - 1) / 2], values[count / 2]),
+    }
+}
+
+fn bench_peers() -> Command {
+    let mut command = cargo("run --quiet --release --manifest-path");
+    command.args([MANIFEST, "--"]);
+    command
+}
+
+fn last_lines(output: &[u8]) -> String {
+    let text = String::from_utf8_lossy(output);
+    let lines: Vec<_> = text.lines().filter(|line| !line.trim().is_empty()).collect();
+    format!("the benchmark wrote no figures:\n{}", lines[lines.len().saturating_sub(LINES)..].join("\n"))
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    const ROW: Row = Row {
+        bench: "service",
+        work: "check",
+        ours: "tidegate",
+        peer: "other",
+        figure: Figure::Field("cpu_micros"),
+        rounds: 3,
+    };
+
+    #[test]
+    fn ratio_is_the_median_of_the_ratios_within_rounds() {
+        let rounds = |figures: [f64; 3]| figures.map(|micros| json!({ "cpu_micros": micros, "busy": 1 }));
+        let figures = json!([
+            { "work": "check", "contender": "other", "rounds": rounds([2.0, 20.0, 4.0]), "failed": null },
+            { "work": "check", "contender": "third", "rounds": [] },
+            { "work": "check", "contender": "tidegate", "rounds": rounds([1.0, 10.0, 5.0]), "failed": null },
+        ]);
+        assert!((ratio(&ROW, &figures).unwrap() - 0.5).abs() < 1e-9);
+    }
+
+    #[test]
+    fn rounds_may_be_numbers() {
+        let row = Row { figure: Figure::Number, ..ROW };
+        let figures = json!([
+            { "work": "check", "contender": "other", "rounds": [2.0, 4.0] },
+            { "work": "check", "contender": "tidegate", "rounds": [1.0, 1.0] },
+        ]);
+        assert!((ratio(&row, &figures).unwrap() - 0.375).abs() < 1e-9);
+    }
+
+    #[test]
+    fn contender_that_failed_is_an_error_with_its_reason() {
+        let figures = json!([
+            { "work": "check", "contender": "other", "rounds": [], "failed": "it ended at once" },
+            { "work": "check", "contender": "tidegate", "rounds": [], "failed": null },
+        ]);
+        let row = Row { ours: "other", peer: "tidegate", ..ROW };
+        assert!(ratio(&row, &figures).unwrap_err().to_string().contains("it ended at once"));
+        assert!(ratio(&ROW, &json!([])).unwrap_err().to_string().contains("no figures of tidegate"));
+    }
+}
