@@ -4,6 +4,7 @@
 
 mod arguments;
 mod bars;
+mod clocks;
 mod decide;
 mod executables;
 mod gateway;

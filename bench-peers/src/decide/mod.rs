@@ -8,7 +8,7 @@ mod work;
 use contender::{Contender, Governor, Rate, Tidegate};
 use serde::Serialize;
 use stream::Stream;
-use work::{WORKS, Work};
+use work::{CheckTime, WORKS, Work};
 
 use crate::arguments::Options;
 use crate::bars::{Bars, median};
@@ -20,18 +20,19 @@ const QUICK_ROUNDS: usize = 5;
 
 const MEMORY: &str = "memory";
 
-/// One contender's rounds at one work, in nanoseconds of wall time per check.
+/// One contender's rounds at one work.
 #[derive(Debug, Serialize)]
 struct Measured {
     work: String,
     contender: &'static str,
-    rounds: Vec<f64>,
+    rounds: Vec<CheckTime>,
 }
 
 impl Measured {
     /// The median of the rounds' ratios.
     fn times_slower_than(&self, other: &Self) -> f64 {
-        let ratios: Vec<_> = self.rounds.iter().zip(&other.rounds).map(|(one, other)| one / other).collect();
+        let ratios: Vec<_> =
+            self.rounds.iter().zip(&other.rounds).map(|(one, other)| one.wall / other.wall).collect();
         median(&ratios)
     }
 }
@@ -86,10 +87,10 @@ fn measure(
         .collect();
     for round in 0..=rounds {
         for (contender, measured) in contenders.iter().zip(&mut measured) {
-            let nanos = work::race(work, &**contender, streams, round as u64)?;
+            let time = work::race(work, &**contender, streams, round as u64)?;
             // The first round warms up.
             if round > 0 {
-                measured.rounds.push(nanos);
+                measured.rounds.push(time);
             }
         }
     }
@@ -100,8 +101,9 @@ fn report(work: &Work, measured: &[Measured], bars: &mut Bars) {
     println!("\n{}", work.full_name());
     let elsewhere = [work.elsewhere.0, work.elsewhere.1, "–"];
     for (one, elsewhere) in measured.iter().zip(elsewhere) {
-        let rounds: Vec<_> = one.rounds.iter().map(|nanos| format!("{nanos:.1}")).collect();
-        println!("  {:24} {:8.1}  ({elsewhere})  {}", one.contender, median(&one.rounds), rounds.join(" "));
+        let rounds: Vec<_> = one.rounds.iter().map(|time| format!("{:.1}", time.wall)).collect();
+        let wall: Vec<_> = one.rounds.iter().map(|time| time.wall).collect();
+        println!("  {:24} {:8.1}  ({elsewhere})  {}", one.contender, median(&wall), rounds.join(" "));
     }
     let ours = &measured[2];
     bars.at_least("× governor", measured[0].times_slower_than(ours), work.bars.0);

@@ -4,7 +4,6 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use rustix::time::{ClockId, clock_gettime};
 use tidegate_core::{Algorithm, Check, CounterKey, Limit, RuleId, Spec, TimeSpan, Timestamp};
 use tidegate_redis::RedisStore;
 use tidegate_store::Store;
@@ -15,6 +14,7 @@ use super::classic::Classic;
 use super::server::RedisProcess;
 use super::{Pace, Report};
 use crate::bars::median;
+use crate::clocks::process_time;
 
 pub(crate) const CALLERS: usize = 64;
 pub(crate) const CLIENTS: usize = 10_000;
@@ -112,7 +112,7 @@ fn measure<F: Future<Output = anyhow::Result<()>> + Send + 'static>(
     decisions: usize,
     caller: impl Fn(Arc<AtomicUsize>) -> F,
 ) -> anyhow::Result<Cost> {
-    let (cpu, own_before, start) = (redis.info()?.cpu()?, processor_time(), Instant::now());
+    let (cpu, own_before, start) = (redis.info()?.cpu()?, process_time(), Instant::now());
     runtime.block_on(async {
         let next = Arc::new(AtomicUsize::new(0));
         let mut callers: JoinSet<_> = (0..CALLERS).map(|_| caller(Arc::clone(&next))).collect();
@@ -122,7 +122,7 @@ fn measure<F: Future<Output = anyhow::Result<()>> + Send + 'static>(
         anyhow::Ok(())
     })?;
     let seconds = start.elapsed().as_secs_f64();
-    let own = processor_time().saturating_sub(own_before).as_secs_f64();
+    let own = process_time().saturating_sub(own_before).as_secs_f64();
     let cpu = redis.info()?.cpu()? - cpu;
     #[expect(clippy::cast_precision_loss, reason = "small numbers")]
     let decisions = decisions as f64;
@@ -131,13 +131,6 @@ fn measure<F: Future<Output = anyhow::Result<()>> + Send + 'static>(
         per_second: decisions / seconds,
         micros: (own + cpu) * 1e6 / decisions,
     })
-}
-
-/// Processor time of this process so far.
-pub(crate) fn processor_time() -> Duration {
-    let time = clock_gettime(ClockId::ProcessCPUTime);
-    let seconds = u64::try_from(time.tv_sec).unwrap_or_default();
-    Duration::new(seconds, u32::try_from(time.tv_nsec).unwrap_or_default())
 }
 
 async fn call_classic(mut classic: Classic, next: Arc<AtomicUsize>, decisions: usize) -> anyhow::Result<()> {

@@ -9,11 +9,12 @@ use tidegate_redis::{LeaseReport, RedisConfig, RedisStore};
 use tidegate_store::{Clock, Store, SystemClock};
 use tokio::task::JoinSet;
 
-use super::central::{PER_DECISION, measure_classic, processor_time, runtime, warm_up};
+use super::central::{PER_DECISION, measure_classic, runtime, warm_up};
 use super::classic::Classic;
 use super::server::RedisProcess;
 use super::{Pace, Report};
 use crate::bars::median;
+use crate::clocks::process_time;
 
 const NODES: usize = 2;
 const CALLERS: usize = 64;
@@ -88,7 +89,7 @@ fn round(
 ) -> anyhow::Result<LeaseRound> {
     // The default algorithm of a policy.
     let limit = Limit::new(Algorithm::SlidingCounter, Spec::new(REQUESTS, TimeSpan::from_secs(SECONDS)))?;
-    let (before, own_before) = (redis.info()?, processor_time());
+    let (before, own_before) = (redis.info()?, process_time());
     let start = Arc::new(Barrier::new(NODES));
     // Both nodes at once: they share the clients, and one core.
     let nodes: Vec<_> = clients
@@ -114,7 +115,7 @@ fn round(
     let calls = after.script_calls()? - before.script_calls()?;
     let commands = after.number("total_commands_processed")? - before.number("total_commands_processed")?;
     let cpu = after.cpu()? - before.cpu()?;
-    let own = processor_time().saturating_sub(own_before).as_secs_f64();
+    let own = process_time().saturating_sub(own_before).as_secs_f64();
     let per_second = decisions / longest.as_secs_f64();
     report.record("lease", "both nodes on one core, wall", per_second, "decisions/s");
     report.record("lease", "requests in a script call", operations / calls, "");

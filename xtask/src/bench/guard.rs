@@ -60,13 +60,14 @@ pub(crate) fn compare(rows: &[Row]) -> anyhow::Result<ExitCode> {
 fn compare_row(row: &Row, recorded: Option<f64>, progress: &Progress) -> anyhow::Result<Outcome> {
     let mut runs = Vec::new();
     loop {
-        let ratio = measure(row)?;
+        let measurement = measure(row)?;
+        let ratio = measurement.ratio;
         runs.push(ratio);
         let Some(recorded) = recorded else {
-            println!("        ratio {ratio:.4}, not recorded");
+            println!("        {measurement}, not recorded");
             return Ok(Outcome::NotRecorded { ratio });
         };
-        println!("        ratio {ratio:.4}, recorded {recorded:.4}: {}", percent(ratio / recorded - 1.0));
+        println!("        {measurement}, recorded {recorded:.4}: {}", percent(ratio / recorded - 1.0));
         match verdict(recorded, &runs) {
             Verdict::Good => return Ok(Outcome::Good { change: median(runs) / recorded - 1.0 }),
             Verdict::Worse => return Ok(Outcome::Worse { recorded, runs }),
@@ -199,9 +200,9 @@ pub(crate) fn record(rows: &[Row]) -> anyhow::Result<ExitCode> {
 
 fn run_once(row: &Row, runs: &mut Vec<f64>) {
     match measure(row) {
-        Ok(ratio) => {
-            println!("        ratio {ratio:.4}");
-            runs.push(ratio);
+        Ok(measurement) => {
+            println!("        {measurement}");
+            runs.push(measurement.ratio);
         }
         Err(error) => println!("        FAILED: {error:#}"),
     }

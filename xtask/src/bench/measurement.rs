@@ -1,5 +1,6 @@
 //! One row, measured: `bench-peers` runs it, and its rounds become a ratio.
 
+use std::fmt::{self, Display, Formatter};
 use std::fs;
 use std::path::PathBuf;
 use std::process::Command;
@@ -14,6 +15,8 @@ use crate::setup;
 const MANIFEST: &str = "bench-peers/Cargo.toml";
 /// Lines of a benchmark's output in an error.
 const LINES: usize = 8;
+/// On an idle machine other processes use less of a core.
+const BUSY: f64 = 0.1;
 
 /// Builds everything and installs what is missing, so that no row includes it.
 pub(crate) fn prepare() -> anyhow::Result<()> {
@@ -21,8 +24,28 @@ pub(crate) fn prepare() -> anyhow::Result<()> {
     run::run(bench_peers().arg("prepare"))
 }
 
-/// The time of Tidegate for a piece of work, divided by that of the peer: the median of the rounds.
-pub(crate) fn measure(row: &Row) -> anyhow::Result<f64> {
+/// A run of a row.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Measurement {
+    /// The time of Tidegate for a piece of work, divided by that of the peer: the median of the rounds.
+    pub(crate) ratio: f64,
+    /// The share of the server's core that other processes used, where the benchmark knows it.
+    others: Option<f64>,
+}
+
+impl Display for Measurement {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        write!(f, "ratio {:.4}", self.ratio)?;
+        match self.others {
+            Some(others) if others > BUSY => {
+                write!(f, " (BUSY: other processes used {:.0} % of the server's core)", 100.0 * others)
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+pub(crate) fn measure(row: &Row) -> anyhow::Result<Measurement> {
     let json = json_file()?;
     let mut command = bench_peers();
     command.args(row.arguments(row.rounds)).arg("--json").arg(&json);
@@ -30,7 +53,9 @@ pub(crate) fn measure(row: &Row) -> anyhow::Result<f64> {
     let shown = [output.stdout, output.stderr].concat();
     // The benchmark fails if a bar is missed, too. Only one without figures has not worked.
     let figures = fs::read_to_string(&json).ok().with_context(|| last_lines(&shown))?;
-    ratio(row, &serde_json::from_str(&figures)?)
+    let figures = serde_json::from_str(&figures)?;
+    let others = rounds(row, row.ours, Figure::Field("others"), &figures).ok().map(median);
+    Ok(Measurement { ratio: ratio(row, &figures)?, others })
 }
 
 /// A file in target/ for the figures of a benchmark, which does not exist.
@@ -46,7 +71,8 @@ pub(crate) fn json_file() -> anyhow::Result<PathBuf> {
 
 /// The median ratio in the figures that a benchmark wrote.
 pub(crate) fn ratio(row: &Row, figures: &Value) -> anyhow::Result<f64> {
-    let (ours, theirs) = (rounds(row, row.ours, figures)?, rounds(row, row.peer, figures)?);
+    let (ours, theirs) =
+        (rounds(row, row.ours, row.figure, figures)?, rounds(row, row.peer, row.figure, figures)?);
     ensure!(
         !ours.is_empty() && ours.len() == theirs.len(),
         "{} has {} rounds, {} has {}",
@@ -55,11 +81,13 @@ pub(crate) fn ratio(row: &Row, figures: &Value) -> anyhow::Result<f64> {
         row.peer,
         theirs.len()
     );
-    Ok(median(ours.iter().zip(&theirs).map(|(ours, theirs)| ours / theirs).collect()))
+    let ratio = median(ours.iter().zip(&theirs).map(|(ours, theirs)| ours / theirs).collect());
+    ensure!(ratio.is_normal(), "a contender had no processor time in most rounds: the machine is too busy");
+    Ok(ratio)
 }
 
-/// The rounds of a contender.
-fn rounds(row: &Row, contender: &str, figures: &Value) -> anyhow::Result<Vec<f64>> {
+/// A figure of each round of a contender.
+fn rounds(row: &Row, contender: &str, figure: Figure, figures: &Value) -> anyhow::Result<Vec<f64>> {
     let measurements = figures.as_array().context("the figures are no list")?;
     let is_wanted = |one: &&Value| one["work"] == row.work && one["contender"] == contender;
     let measurement = measurements
@@ -70,11 +98,11 @@ fn rounds(row: &Row, contender: &str, figures: &Value) -> anyhow::Result<Vec<f64
         bail!("{contender} failed: {reason}");
     }
     let rounds = measurement["rounds"].as_array().map(Vec::as_slice).unwrap_or_default();
-    let figure = |round: &Value| match row.figure {
+    let number = |round: &Value| match figure {
         Figure::Number => round.as_f64(),
         Figure::Field(name) => round[name].as_f64(),
     };
-    rounds.iter().map(|round| figure(round).context("a round without a figure")).collect()
+    rounds.iter().map(|round| number(round).context("a round without a figure")).collect()
 }
 
 /// NaN without values.
@@ -132,6 +160,18 @@ mod tests {
             { "work": "check", "contender": "tidegate", "rounds": [1.0, 1.0] },
         ]);
         assert!((ratio(&row, &figures).unwrap() - 0.375).abs() < 1e-9);
+    }
+
+    #[test]
+    fn rounds_without_processor_time_are_an_error() {
+        let row = Row { figure: Figure::Number, ..ROW };
+        for (ours, theirs) in [(0.0, 1.0), (1.0, 0.0), (0.0, 0.0)] {
+            let figures = json!([
+                { "work": "check", "contender": "other", "rounds": [theirs, theirs] },
+                { "work": "check", "contender": "tidegate", "rounds": [ours, ours] },
+            ]);
+            assert!(ratio(&row, &figures).unwrap_err().to_string().contains("too busy"));
+        }
     }
 
     #[test]

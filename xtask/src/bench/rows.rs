@@ -29,6 +29,8 @@ pub(crate) enum Figure {
 pub(crate) const CHANGE_ALLOWED: f64 = 0.07;
 
 const TIDEGATE: &str = "tidegate";
+/// The processor time of one decision in a process.
+const DECIDE: Figure = Figure::Field("processor");
 /// The gateway's processor time per request.
 const GATEWAY: Figure = Figure::Field("figure");
 /// The service's processor time per decision.
@@ -41,7 +43,7 @@ pub(crate) const ROWS: [Row; 12] = [
         work: "1 k keys, one by one, 1 thread",
         ours: TIDEGATE,
         peer: "governor 0.10",
-        figure: Figure::Number,
+        figure: DECIDE,
         rounds: 21,
     },
     Row {
@@ -49,7 +51,7 @@ pub(crate) const ROWS: [Row; 12] = [
         work: "1 M keys, one by one, 1 thread",
         ours: TIDEGATE,
         peer: "governor 0.10",
-        figure: Figure::Number,
+        figure: DECIDE,
         rounds: 11,
     },
     Row {
@@ -83,7 +85,7 @@ pub(crate) const ROWS: [Row; 12] = [
         ours: TIDEGATE,
         peer: "throttlecrab-server",
         figure: SERVICE,
-        rounds: 15,
+        rounds: 11,
     },
     Row {
         bench: "service",
@@ -91,7 +93,7 @@ pub(crate) const ROWS: [Row; 12] = [
         ours: TIDEGATE,
         peer: "redis-server INCR",
         figure: SERVICE,
-        rounds: 15,
+        rounds: 11,
     },
     Row {
         bench: "service",
@@ -99,7 +101,7 @@ pub(crate) const ROWS: [Row; 12] = [
         ours: TIDEGATE,
         peer: "throttlecrab-server",
         figure: SERVICE,
-        rounds: 15,
+        rounds: 11,
     },
     Row {
         bench: "service",
@@ -107,7 +109,7 @@ pub(crate) const ROWS: [Row; 12] = [
         ours: TIDEGATE,
         peer: "throttlecrab-server",
         figure: SERVICE,
-        rounds: 15,
+        rounds: 11,
     },
     Row {
         bench: "redis",
