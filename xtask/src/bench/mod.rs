@@ -60,8 +60,8 @@ fn selected_commands(options: &Options) -> anyhow::Result<Vec<DocumentedCommand>
     let mut selected: Vec<DocumentedCommand> = Vec::new();
     for command in documented()? {
         let is_new = !selected.iter().any(|one| one.arguments() == command.arguments());
-        // A page may show a command without `cargo`, as an abbreviation.
-        let is_complete = command.words[0] == "cargo";
+        // A page may show a command without `cargo`, as an abbreviation, or a part of a benchmark.
+        let is_complete = command.words[0] == "cargo" && command.arguments().len() == 1;
         let is_benchmark = matches!(command.program, Program::BenchPeers | Program::Bench);
         if is_new && is_complete && is_benchmark {
             selected.push(command);
