@@ -84,7 +84,7 @@ enum Task {
     /// Run the documented benchmarks, all or one, or compare the most important rows with recorded ratios (--quick).
     ///
     /// A ratio is the time of Tidegate divided by that of a peer in the same rounds. With --quick, a row that is more than 7 % worse
-    /// than recorded in two of three runs fails (exit code 1); rows or processors without a record are reported (exit code 2).
+    /// than recorded in two of three runs fails (exit code 1); rows or processors without a record are reported (exit code 3).
     Bench(bench::Options),
     /// Run a long test. It prints its seed and result, and succeeds only if its criterion is met.
     Scorecard {

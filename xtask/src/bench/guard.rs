@@ -15,8 +15,8 @@ use super::rows::{CHANGE_ALLOWED, ROWS, Row};
 const RECORDED_RUNS: usize = 3;
 /// More runs of a row whose first ones differ.
 const MORE_RUNS: usize = 2;
-/// Exit code of a run that compared nothing, or not all rows, and found no other problem.
-const NOT_RECORDED: u8 = 2;
+/// Exit code of a run that compared nothing, or not all rows, and found no other problem. 2 is a wrong command line.
+const NOT_RECORDED: u8 = 3;
 
 /// What the runs of a row show.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
