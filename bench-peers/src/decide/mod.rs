@@ -5,45 +5,50 @@ mod memory;
 mod stream;
 mod work;
 
-use std::path::Path;
-
 use contender::{Contender, Governor, Rate, Tidegate};
 use serde::Serialize;
 use stream::Stream;
-use work::{WORKS, Work};
+use work::{CheckTime, WORKS, Work};
 
+use crate::arguments::Options;
 use crate::bars::{Bars, median};
 
 /// Many short rounds rather than few long ones: a shared machine changes its pace within seconds, and a round's
 /// ratio is of contenders that ran within one.
 const ROUNDS: usize = 15;
+const QUICK_ROUNDS: usize = 5;
 
-/// One contender's rounds at one work, in nanoseconds of wall time per check.
+const MEMORY: &str = "memory";
+
+/// One contender's rounds at one work.
 #[derive(Debug, Serialize)]
 struct Measured {
-    work: &'static str,
-    threads: usize,
+    work: String,
     contender: &'static str,
-    rounds: Vec<f64>,
+    rounds: Vec<CheckTime>,
 }
 
 impl Measured {
     /// The median of the rounds' ratios.
     fn times_slower_than(&self, other: &Self) -> f64 {
-        let ratios: Vec<_> = self.rounds.iter().zip(&other.rounds).map(|(one, other)| one / other).collect();
+        let ratios: Vec<_> =
+            self.rounds.iter().zip(&other.rounds).map(|(one, other)| one.wall / other.wall).collect();
         median(&ratios)
     }
 }
 
-pub(crate) fn run(json: Option<&Path>, only: &str) -> anyhow::Result<bool> {
+pub(crate) fn run(options: &Options) -> anyhow::Result<bool> {
+    let names: Vec<_> = WORKS.iter().map(Work::full_name).chain([MEMORY.to_owned()]).collect();
+    options.require_one_of(&names)?;
+    let rounds = options.rounds.unwrap_or(if options.quick { QUICK_ROUNDS } else { ROUNDS });
     let mut bars = Bars::default();
     let mut all = Vec::new();
-    if "memory".contains(only) {
+    if options.includes(MEMORY) {
         // Before anything else has taken any.
         memory::run(&mut bars)?;
     }
-    println!("\nns of wall time per check, medians of {ROUNDS} rounds, the contenders in turn; (elsewhere)");
-    let chosen: Vec<_> = WORKS.into_iter().filter(|work| work.name.contains(only)).collect();
+    println!("\nns of wall time per check, medians of {rounds} rounds, the contenders in turn; (elsewhere)");
+    let chosen: Vec<_> = WORKS.into_iter().filter(|work| options.includes(&work.full_name())).collect();
     let mut streams: Vec<_> = (0..work::THREADS).map(|_| Stream::in_order()).collect();
     for works in chosen.chunk_by(|a, b| (a.keys, a.rate) == (b.keys, b.rate)) {
         let contenders = contenders(works[0].keys, works[0].rate)?;
@@ -51,12 +56,12 @@ pub(crate) fn run(json: Option<&Path>, only: &str) -> anyhow::Result<bool> {
             work::fill(&**contender, works[0].keys);
         }
         for work in works {
-            let measured = measure(work, &contenders, &mut streams)?;
+            let measured = measure(work, &contenders, &mut streams, rounds)?;
             report(work, &measured, &mut bars);
             all.extend(measured);
         }
     }
-    if let Some(path) = json {
+    if let Some(path) = &options.json {
         std::fs::write(path, serde_json::to_vec_pretty(&all)?)?;
     }
     Ok(bars.close())
@@ -74,22 +79,18 @@ fn measure(
     work: &Work,
     contenders: &[Box<dyn Contender>],
     streams: &mut [Stream],
+    rounds: usize,
 ) -> anyhow::Result<Vec<Measured>> {
     let mut measured: Vec<_> = contenders
         .iter()
-        .map(|one| Measured {
-            work: work.name,
-            threads: work.threads,
-            contender: one.name(),
-            rounds: Vec::new(),
-        })
+        .map(|one| Measured { work: work.full_name(), contender: one.name(), rounds: Vec::new() })
         .collect();
-    for round in 0..=ROUNDS {
+    for round in 0..=rounds {
         for (contender, measured) in contenders.iter().zip(&mut measured) {
-            let nanos = work::race(work, &**contender, streams, round as u64)?;
+            let time = work::race(work, &**contender, streams, round as u64)?;
             // The first round warms up.
             if round > 0 {
-                measured.rounds.push(nanos);
+                measured.rounds.push(time);
             }
         }
     }
@@ -97,11 +98,12 @@ fn measure(
 }
 
 fn report(work: &Work, measured: &[Measured], bars: &mut Bars) {
-    println!("\n{}, {} thread(s)", work.name, work.threads);
+    println!("\n{}", work.full_name());
     let elsewhere = [work.elsewhere.0, work.elsewhere.1, "–"];
     for (one, elsewhere) in measured.iter().zip(elsewhere) {
-        let rounds: Vec<_> = one.rounds.iter().map(|nanos| format!("{nanos:.1}")).collect();
-        println!("  {:24} {:8.1}  ({elsewhere})  {}", one.contender, median(&one.rounds), rounds.join(" "));
+        let rounds: Vec<_> = one.rounds.iter().map(|time| format!("{:.1}", time.wall)).collect();
+        let wall: Vec<_> = one.rounds.iter().map(|time| time.wall).collect();
+        println!("  {:24} {:8.1}  ({elsewhere})  {}", one.contender, median(&wall), rounds.join(" "));
     }
     let ours = &measured[2];
     bars.at_least("× governor", measured[0].times_slower_than(ours), work.bars.0);

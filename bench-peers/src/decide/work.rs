@@ -6,9 +6,11 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::ensure;
+use serde::Serialize;
 
 use super::contender::{Contender, Rate, Way};
 use super::stream::{CHUNK, Stream};
+use crate::clocks::thread_time;
 
 /// One line of the table.
 #[derive(Clone, Copy, Debug)]
@@ -73,6 +75,14 @@ pub(crate) const WORKS: [Work; 12] = [
     Work { bars: (5.0, None), ..work("10 M keys, one by one", 10 * MILLION, Way::OneByOne, 2) },
 ];
 
+impl Work {
+    /// With the number of threads, which distinguishes works.
+    pub(crate) fn full_name(&self) -> String {
+        let Self { name, threads, .. } = self;
+        format!("{name}, {threads} thread{}", if *threads == 1 { "" } else { "s" })
+    }
+}
+
 /// As many threads as a work has at most.
 pub(crate) const THREADS: usize = 2;
 
@@ -103,26 +113,35 @@ pub(crate) fn fill(contender: &dyn Contender, keys: usize) {
     }
 }
 
-/// All threads at once: nanoseconds per check, of the thread that took longest, over the checks of all.
+/// Nanoseconds per check, of the thread that took longest, over the checks of all.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub(crate) struct CheckTime {
+    pub(crate) wall: f64,
+    /// Without the time in which other processes had the core, or the thread slept.
+    pub(crate) processor: f64,
+}
+
+/// All threads at once.
 #[expect(clippy::cast_precision_loss, reason = "a figure to read, not to compute with")]
 pub(crate) fn race(
     work: &Work,
     contender: &dyn Contender,
     streams: &mut [Stream],
     round: u64,
-) -> anyhow::Result<f64> {
+) -> anyhow::Result<CheckTime> {
     let gate = Gate { threads: work.threads, arrived: AtomicUsize::new(0) };
     let race_one = |thread: usize, stream: &mut Stream| {
         stream.shuffle(work.keys, round * 2 + thread as u64);
-        let (mut passed, mut taken) = (0, Duration::ZERO);
+        let (mut passed, mut wall, mut processor) = (0, Duration::ZERO, Duration::ZERO);
         for _ in 0..REQUESTS / CHUNK {
             let keys = stream.next_chunk();
             gate.wait();
-            let start = Instant::now();
+            let (processor_start, start) = (thread_time(), Instant::now());
             passed += contender.run(work.way, keys);
-            taken += start.elapsed();
+            wall += start.elapsed();
+            processor += thread_time().saturating_sub(processor_start);
         }
-        (passed, taken)
+        (passed, wall, processor)
     };
     let ends: Vec<_> = thread::scope(|scope| {
         let race_one = &race_one;
@@ -132,9 +151,13 @@ pub(crate) fn race(
         racers.into_iter().filter_map(|racer| racer.join().ok()).collect()
     });
     let requests = (REQUESTS * work.threads) as u64;
-    let passed: u64 = ends.iter().map(|(passed, _)| passed).sum();
+    let passed: u64 = ends.iter().map(|(passed, ..)| passed).sum();
     let expected = if work.rate == Rate::Generous { requests } else { 0 };
     ensure!(passed == expected, "{}: {passed} of {requests} passed, not {expected}", contender.name());
-    let longest = ends.iter().map(|(_, taken)| *taken).max().unwrap_or_default();
-    Ok(longest.as_nanos() as f64 / requests as f64)
+    let per_check =
+        |longest: Option<Duration>| longest.unwrap_or_default().as_nanos() as f64 / requests as f64;
+    Ok(CheckTime {
+        wall: per_check(ends.iter().map(|(_, wall, _)| *wall).max()),
+        processor: per_check(ends.iter().map(|(.., processor)| *processor).max()),
+    })
 }

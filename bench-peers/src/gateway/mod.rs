@@ -8,7 +8,6 @@ mod report;
 mod tools;
 mod work;
 
-use std::path::Path;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -20,17 +19,8 @@ use report::{Measured, Round};
 use tools::Tools;
 use work::{Figure, LARGE, WORKS, Work};
 
+use crate::arguments::{Options, PeerFilter};
 use crate::bars::Bars;
-
-/// The options of the benchmark.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Options<'a> {
-    /// Only the works whose name holds this.
-    pub(crate) only: &'a str,
-    /// Fewer and shorter rounds, for a first look.
-    pub(crate) quick: bool,
-    pub(crate) json: Option<&'a Path>,
-}
 
 /// How often and how long.
 #[derive(Clone, Copy, Debug)]
@@ -39,13 +29,18 @@ struct Pace {
     seconds: u64,
 }
 
-pub(crate) fn run(options: Options<'_>) -> anyhow::Result<bool> {
+/// Builds Tidegate and installs the other programs.
+pub(crate) fn prepare() -> anyhow::Result<()> {
+    Tools::gather().map(drop)
+}
+
+pub(crate) fn run(options: &Options, peers: &PeerFilter) -> anyhow::Result<bool> {
     let cores = thread::available_parallelism()?.get();
     ensure!(cores >= 2, "the proxy needs a core of its own beside the load's; there is {cores}");
     let names: Vec<_> = WORKS.iter().map(|work| work.name).chain([idle::NAME]).collect();
-    let any = names.iter().any(|name| name.contains(options.only));
-    ensure!(any, "no work is named like `{}`; there are: {}", options.only, names.join("; "));
-    let pace = if options.quick { Pace { rounds: 3, seconds: 1 } } else { Pace { rounds: 5, seconds: 2 } };
+    options.require_one_of(&names)?;
+    let (rounds, seconds) = if options.quick { (3, 1) } else { (5, 2) };
+    let pace = Pace { rounds: options.rounds.unwrap_or(rounds), seconds };
     let tools = Tools::gather()?;
     report::versions(&tools);
     let upstream = proxy::start_upstream(&tools)?;
@@ -57,18 +52,19 @@ pub(crate) fn run(options: Options<'_>) -> anyhow::Result<bool> {
 
     let mut bars = Bars::default();
     let mut all = Vec::new();
-    for work in WORKS.iter().filter(|work| work.name.contains(options.only)) {
+    for work in WORKS.iter().filter(|work| options.includes(work.name)) {
         let setting = Setting { limit: work.limit, tls: work.load.tls, ..setting };
-        let measured = measure(work, &setting, pace);
+        let measured = measure(work, &setting, pace, peers);
         report::work(work, &measured, &mut bars);
         all.extend(measured);
     }
-    if idle::NAME.contains(options.only) {
-        let measured: Vec<_> = idle::PROXIES.iter().map(|(proxy, _)| hold(*proxy, &setting)).collect();
+    if options.includes(idle::NAME) {
+        let proxies = idle::PROXIES.iter().filter(|(proxy, _)| peers.includes(proxy.name()));
+        let measured: Vec<_> = proxies.map(|(proxy, _)| hold(*proxy, &setting)).collect();
         report::connections(&measured, &mut bars);
         all.extend(measured);
     }
-    if let Some(path) = options.json {
+    if let Some(path) = &options.json {
         std::fs::write(path, serde_json::to_vec_pretty(&all)?)
             .with_context(|| format!("cannot write {}", path.display()))?;
     }
@@ -77,10 +73,11 @@ pub(crate) fn run(options: Options<'_>) -> anyhow::Result<bool> {
 }
 
 /// All proxies of a work, round by round in turn. One that fails is left out, with the reason.
-fn measure(work: &Work, setting: &Setting<'_>, pace: Pace) -> Vec<Measured> {
+fn measure(work: &Work, setting: &Setting<'_>, pace: Pace, peers: &PeerFilter) -> Vec<Measured> {
     let mut field: Vec<_> = work
         .proxies
         .iter()
+        .filter(|(proxy, _)| peers.includes(proxy.name()))
         .map(|(proxy, _)| {
             let mut measured = Measured::new(work.name, *proxy);
             let running = proxy.start(setting).and_then(|running| {

@@ -4,7 +4,6 @@
 use std::fs;
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
-use std::path::Path;
 use std::time::Duration;
 
 use anyhow::Context;
@@ -188,15 +187,4 @@ fn is_up(port: u16, tls: bool) -> bool {
         Ok(&start == b"HTTP/1.1 ")
     };
     probe().unwrap_or(false)
-}
-
-/// Its version, in its own words.
-pub(crate) fn version(program: &Path, argument: &str) -> String {
-    let Ok(output) = std::process::Command::new(program).arg(argument).output() else {
-        return "not found".to_owned();
-    };
-    // Some say it on the one, some on the other.
-    let text = [output.stdout, output.stderr].concat();
-    let text = String::from_utf8_lossy(&text);
-    text.lines().find(|line| !line.trim().is_empty()).unwrap_or("it does not say").trim().to_owned()
 }

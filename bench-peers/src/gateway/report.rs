@@ -3,10 +3,11 @@
 use serde::Serialize;
 
 use super::idle;
-use super::proxy::{Proxy, version};
+use super::proxy::Proxy;
 use super::tools::Tools;
 use super::work::{Bar, Figure, Work};
 use crate::bars::{Bars, median};
+use crate::executables::version;
 
 /// KiB that an idle connection may take.
 const IDLE_KIB: f64 = 16.0;
@@ -15,6 +16,7 @@ const IDLE_KIB: f64 = 16.0;
 #[derive(Debug, Serialize)]
 pub(crate) struct Measured {
     work: &'static str,
+    #[serde(rename = "contender")]
     proxy: Proxy,
     pub(crate) rounds: Vec<Round>,
     /// What it answered when every answer was looked at.
@@ -67,6 +69,10 @@ pub(crate) fn work(work: &Work, measured: &[Measured], bars: &mut Bars) {
         let (other, most) = match *bar {
             Bar::Times(other, most) | Bar::More(other, most) => (other, most),
         };
+        if !measured.iter().any(|one| one.proxy == other) {
+            // The command line leaves it out.
+            continue;
+        }
         let name = other.name();
         match (bar, figure_of(measured, Proxy::Tidegate), figure_of(measured, other)) {
             (Bar::Times(..), Some(ours), Some(theirs)) => {
@@ -109,8 +115,9 @@ fn figure_of(measured: &[Measured], proxy: Proxy) -> Option<f64> {
 /// Median, figure elsewhere, ratio to nginx and the rounds; then the processes that used the core, and the statuses of the responses.
 fn lines(measured: &[Measured], proxies: &[(Proxy, &str)]) {
     let nginx = figure_of(measured, Proxy::Nginx);
-    for (one, (proxy, elsewhere)) in measured.iter().zip(proxies) {
-        let name = proxy.name();
+    for one in measured {
+        let name = one.proxy.name();
+        let elsewhere = proxies.iter().find(|(proxy, _)| *proxy == one.proxy).map_or("–", |(_, it)| *it);
         if let Some(figure) = one.figure() {
             let ratio = nginx.map_or_else(String::new, |nginx| format!("{:.2} × nginx", figure / nginx));
             let rounds: Vec<_> = one.rounds.iter().map(|round| format!("{:.1}", round.figure)).collect();

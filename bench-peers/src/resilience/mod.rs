@@ -10,12 +10,11 @@ mod retries;
 mod service;
 mod stack;
 
-use std::path::Path;
-
 use self::report::Report;
+use crate::arguments::Options;
 
-pub(crate) fn run(json: Option<&Path>, only: &str) -> anyhow::Result<bool> {
-    let mut report = Report { only: only.to_owned(), ..Report::default() };
+pub(crate) fn run(options: Options) -> anyhow::Result<bool> {
+    let mut report = Report::new(options);
     for name in ["tower", "tower-resilience", "tower_governor"] {
         println!("{name} {}", version(name));
     }
@@ -24,7 +23,8 @@ pub(crate) fn run(json: Option<&Path>, only: &str) -> anyhow::Result<bool> {
     rate_limit::run(&mut report)?;
     stack::run(&mut report)?;
     amplification::run(&mut report)?;
-    if let Some(path) = json {
+    report.options.require_one_of(&report.names)?;
+    if let Some(path) = &report.options.json {
         std::fs::write(path, serde_json::to_vec_pretty(&report.measurements)?)?;
     }
     Ok(report.bars.close())

@@ -7,9 +7,10 @@ use std::thread;
 use std::time::Duration;
 
 use anyhow::{Context as _, ensure};
-use rustix::time::{ClockId, clock_gettime};
 use tokio::runtime::Runtime;
 use tower::{Service, ServiceExt};
+
+use crate::clocks::thread_time;
 
 /// Calls between two barriers: so few that their requests stay in the first caches.
 const CHUNK: usize = 256;
@@ -68,13 +69,6 @@ impl<R, S: Service<R>> Caller<R> for CloneCaller<S> {
         });
         (results.iter().filter(|result| result.is_ok()).count(), taken)
     }
-}
-
-/// The processor time of this thread. On a shared machine wall time is mostly that of others.
-fn thread_time() -> Duration {
-    let time = clock_gettime(ClockId::ThreadCPUTime);
-    let seconds = u64::try_from(time.tv_sec).unwrap_or_default();
-    Duration::new(seconds, u32::try_from(time.tv_nsec).unwrap_or_default())
 }
 
 /// A runtime of one thread. Timers work.

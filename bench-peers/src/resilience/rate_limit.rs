@@ -22,7 +22,7 @@ use tower_governor::key_extractor::KeyExtractor;
 use tower_governor::{GovernorError, GovernorLayer};
 
 use super::race::{Contender, Course};
-use super::report::{Report, Work};
+use super::report::{Report, Work, full_name};
 
 const API_KEY: HeaderName = HeaderName::from_static("x-api-key");
 /// Requests per second and key.
@@ -44,7 +44,7 @@ pub(crate) fn run(report: &mut Report) -> anyhow::Result<()> {
         ("rate limit, 1 M keys", 1_000_000, LimitHeaders::Off),
         ("rate limit, 1 M keys, headers", 1_000_000, LimitHeaders::On),
     ] {
-        if !report.includes(name) {
+        if !report.includes(&full_name(name, 1)) {
             continue;
         }
         let contenders = contenders(keys, headers)?;

@@ -3,16 +3,17 @@
 use serde::Serialize;
 
 use super::race::{Contender, Course, race};
+use crate::arguments::Options;
 use crate::bars::{Bars, median};
 
 /// Many short rounds: a shared machine changes its speed within seconds, and a round's ratio is of contenders that ran within one.
 const ROUNDS: usize = 11;
+const QUICK_ROUNDS: usize = 5;
 
 /// One contender's rounds at one work, in nanoseconds of processor time per call.
 #[derive(Debug, Serialize)]
 pub(crate) struct Measurement {
-    work: &'static str,
-    threads: usize,
+    work: String,
     contender: &'static str,
     rounds: Vec<f64>,
 }
@@ -27,7 +28,7 @@ impl Measurement {
     /// What the layer adds to `bare`, the service without it, in each round.
     fn without(&self, bare: &Self) -> Self {
         let rounds = self.rounds.iter().zip(&bare.rounds).map(|(own, bare)| own - bare).collect();
-        Self { rounds, ..*self }
+        Self { work: self.work.clone(), contender: self.contender, rounds }
     }
 }
 
@@ -43,14 +44,22 @@ pub(crate) struct Work {
 pub(crate) struct Report {
     pub(crate) measurements: Vec<Measurement>,
     pub(crate) bars: Bars,
-    /// Only works whose name contains this are measured.
-    pub(crate) only: String,
+    pub(crate) options: Options,
+    /// Of all works, measured or not.
+    pub(crate) names: Vec<String>,
+    rounds: usize,
 }
 
 impl Report {
+    pub(crate) fn new(options: Options) -> Self {
+        let rounds = options.rounds.unwrap_or(if options.quick { QUICK_ROUNDS } else { ROUNDS });
+        Self { options, rounds, ..Self::default() }
+    }
+
     /// Whether a work is to be measured.
-    pub(crate) fn includes(&self, name: &str) -> bool {
-        name.contains(&self.only)
+    pub(crate) fn includes(&mut self, name: &str) -> bool {
+        self.names.push(name.to_owned());
+        self.options.includes(name)
     }
 
     /// Measures the contenders in turn. The bar compares the last one, which is ours, with the first.
@@ -60,7 +69,7 @@ impl Report {
         course: &Course<'_, R>,
         contenders: &[Contender<R>],
     ) -> anyhow::Result<()> {
-        let all = run_rounds(work, course, contenders)?;
+        let all = run_rounds(work, course, contenders, self.rounds)?;
         if let (Some(peer), Some(ours)) = (all.first(), all.last()) {
             self.compare(work, &format!("× {}", peer.contender), ours.ratio_to(peer));
         }
@@ -76,7 +85,7 @@ impl Report {
         course: &Course<'_, R>,
         contenders: &[Contender<R>; 3],
     ) -> anyhow::Result<()> {
-        let all = run_rounds(work, course, contenders)?;
+        let all = run_rounds(work, course, contenders, self.rounds)?;
         if let [peer, bare, ours] = &*all {
             let (peer_layer, our_layer) = (peer.without(bare), ours.without(bare));
             for layer in [&peer_layer, &our_layer] {
@@ -102,22 +111,24 @@ impl Report {
     }
 }
 
+/// A name with the number of threads, which distinguishes works.
+pub(crate) fn full_name(name: &str, threads: usize) -> String {
+    format!("{name}, {threads} thread{}", if threads == 1 { "" } else { "s" })
+}
+
 /// The rounds of all contenders, in turn, which are printed.
 fn run_rounds<R: Send + 'static>(
     work: Work,
     course: &Course<'_, R>,
     contenders: &[Contender<R>],
+    rounds: usize,
 ) -> anyhow::Result<Vec<Measurement>> {
+    let name = full_name(work.name, course.threads);
     let mut all: Vec<_> = contenders
         .iter()
-        .map(|contender| Measurement {
-            work: work.name,
-            threads: course.threads,
-            contender: contender.name,
-            rounds: Vec::new(),
-        })
+        .map(|contender| Measurement { work: name.clone(), contender: contender.name, rounds: Vec::new() })
         .collect();
-    for round in 0..=ROUNDS {
+    for round in 0..=rounds {
         for (contender, measurement) in contenders.iter().zip(&mut all) {
             let nanos = race(course, contender)?;
             // The first round warms up.
@@ -126,7 +137,7 @@ fn run_rounds<R: Send + 'static>(
             }
         }
     }
-    println!("\n{}, {} thread(s)", work.name, course.threads);
+    println!("\n{name}");
     for one in &all {
         let rounds: Vec<_> = one.rounds.iter().map(|nanos| format!("{nanos:.0}")).collect();
         println!("  {:44} {:8.1}  {}", one.contender, median(&one.rounds), rounds.join(" "));

@@ -13,7 +13,7 @@ use tower_resilience::retry::RetryLayer as PeerRetryLayer;
 use tower_resilience::timelimiter::TimeLimiterLayer;
 
 use super::race::{Contender, Course};
-use super::report::{Report, Work};
+use super::report::{Report, Work, full_name};
 use super::retries::{ATTEMPTS, BASE, TowerPolicy, our_layer, peer_budget};
 use super::service::{Call, CallFailed, ReadyService, WaitingService};
 
@@ -22,13 +22,13 @@ const TIMEOUT: Duration = Duration::from_secs(10);
 
 pub(crate) fn run(report: &mut Report) -> anyhow::Result<()> {
     let ready = "stack around a ready service";
-    if report.includes(ready) {
-        let contenders = contenders(ReadyService)?;
-        measure(report, Work { name: ready, bar: Some(0.7) }, 1, &contenders)?;
-        measure(report, Work { name: ready, bar: None }, 2, &contenders)?;
+    for (threads, bar) in [(1, Some(0.7)), (2, None)] {
+        if report.includes(&full_name(ready, threads)) {
+            measure(report, Work { name: ready, bar }, threads, &contenders(ReadyService)?)?;
+        }
     }
     let waiting = "stack around a service that waits once";
-    if report.includes(waiting) {
+    if report.includes(&full_name(waiting, 1)) {
         measure(report, Work { name: waiting, bar: None }, 1, &contenders(WaitingService)?)?;
     }
     Ok(())

@@ -13,32 +13,20 @@ mod report;
 mod requests;
 mod work;
 
-use std::path::Path;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, ensure};
 use contender::{Contender, RunningContender};
 use load::{LoadResult, Until};
-pub(crate) use programs::ProgramPaths;
 use programs::Programs;
 use report::{ContenderRounds, ServiceRound};
 use rustix::thread::{CpuSet, sched_setaffinity};
 use work::{ServiceWork, WORKS};
 
+use crate::arguments::{Options, PeerFilter, ProgramPaths};
 use crate::bars::Bars;
 use crate::gateway::process::spent_on_proxy_core;
-
-/// The options of the benchmark.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Options<'a> {
-    /// Only the works whose name contains this.
-    pub(crate) only: &'a str,
-    /// Fewer and shorter rounds, for a first look.
-    pub(crate) quick: bool,
-    pub(crate) json: Option<&'a Path>,
-    pub(crate) programs: ProgramPaths<'a>,
-}
 
 /// How often and how long.
 #[derive(Clone, Copy, Debug)]
@@ -47,38 +35,42 @@ struct Pace {
     time: Duration,
 }
 
-pub(crate) fn run(options: Options<'_>) -> anyhow::Result<bool> {
+/// Builds Tidegate and installs the other programs.
+pub(crate) fn prepare() -> anyhow::Result<()> {
+    Programs::find(&ProgramPaths::default()).map(drop)
+}
+
+pub(crate) fn run(options: &Options, peers: &PeerFilter, paths: &ProgramPaths) -> anyhow::Result<bool> {
     let cores = thread::available_parallelism()?.get();
     ensure!(cores >= 2, "the server and the load need a core each; there is {cores}");
     let others = [pipeline::NAME, memory::NAME, authorize::NAME];
     let names: Vec<_> = WORKS.iter().map(|work| work.name).chain(others).collect();
-    let is_chosen = |name: &str| name.contains(options.only);
-    let any = names.iter().any(|name| is_chosen(name));
-    ensure!(any, "no work is named like `{}`; there are: {}", options.only, names.join("; "));
-    let programs = Programs::find(options.programs)?;
+    options.require_one_of(&names)?;
+    let programs = Programs::find(paths)?;
     programs.print_versions();
     use_second_core()?;
     let (rounds, millis) = if options.quick { (3, 500) } else { (5, 2000) };
+    let rounds = options.rounds.unwrap_or(rounds);
     let pace = Pace { rounds, time: Duration::from_millis(millis) };
     println!("\nmedians of {rounds} rounds of {:.1} s, the servers in turn", pace.time.as_secs_f64());
 
     let mut bars = Bars::default();
     let mut all = Vec::new();
-    for work in WORKS.iter().filter(|work| is_chosen(work.name)) {
-        let measured = measure(work, &programs, pace);
+    for work in WORKS.iter().filter(|work| options.includes(work.name)) {
+        let measured = measure(work, &programs, pace, peers);
         report::work(work, &measured, &mut bars);
         all.extend(measured);
     }
-    if is_chosen(pipeline::NAME) {
+    if options.includes(pipeline::NAME) {
         all.extend(pipeline::run(&programs, pace.time, &mut bars));
     }
-    if is_chosen(memory::NAME) {
+    if options.includes(memory::NAME) {
         all.extend(memory::run(&programs, &mut bars));
     }
-    if is_chosen(authorize::NAME) {
+    if options.includes(authorize::NAME) {
         all.extend(authorize::run(&programs, pace, &mut bars));
     }
-    if let Some(path) = options.json {
+    if let Some(path) = &options.json {
         std::fs::write(path, serde_json::to_vec_pretty(&all)?)
             .with_context(|| format!("cannot write {}", path.display()))?;
     }
@@ -87,9 +79,10 @@ pub(crate) fn run(options: Options<'_>) -> anyhow::Result<bool> {
 }
 
 /// All contenders of a work, round by round in turn. One that fails is left out, with the reason.
-fn measure(work: &ServiceWork, programs: &Programs, pace: Pace) -> Vec<ContenderRounds> {
+fn measure(work: &ServiceWork, programs: &Programs, pace: Pace, peers: &PeerFilter) -> Vec<ContenderRounds> {
+    let contenders = work.contenders.iter().filter(|(contender, _)| peers.includes(contender.name()));
     let mut field: Vec<_> =
-        work.contenders.iter().map(|(contender, _)| start(*contender, work, programs, pace)).collect();
+        contenders.map(|(contender, _)| start(*contender, work, programs, pace)).collect();
     for _ in 0..pace.rounds {
         for (running, rounds) in &mut field {
             let Some(contender) = running else { continue };

@@ -2,27 +2,19 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::Command;
 
-use anyhow::{Context, bail, ensure};
+use anyhow::{Context, ensure};
 
-const ROOT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/..");
+use crate::arguments::ProgramPaths;
+use crate::executables::{self, version};
+
 /// The version that the bars were set with.
 const THROTTLECRAB: &str = "0.4.40";
 const THROTTLECRAB_PROGRAM: &str = "bin/throttlecrab-server";
 
-/// The programs that the command line names.
-#[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct ProgramPaths<'a> {
-    pub(crate) tidegate: Option<&'a Path>,
-    pub(crate) throttlecrab: Option<&'a Path>,
-    pub(crate) limitador: Option<&'a Path>,
-}
-
 /// Where everything is.
 #[derive(Debug)]
 pub(crate) struct Programs {
-    /// It may be missing: then it fails as a contender.
     pub(crate) tidegate: PathBuf,
     pub(crate) throttlecrab: PathBuf,
     pub(crate) redis: PathBuf,
@@ -34,40 +26,24 @@ pub(crate) struct Programs {
 
 impl Programs {
     /// Finds all of them and installs what is missing.
-    pub(crate) fn find(paths: ProgramPaths<'_>) -> anyhow::Result<Self> {
-        let root = fs::canonicalize(ROOT).with_context(|| format!("{ROOT} does not exist"))?;
-        let peers = root.join("target/peers");
+    pub(crate) fn find(paths: &ProgramPaths) -> anyhow::Result<Self> {
+        let peers = executables::root()?.join("target/peers");
         // The build of throttlecrab-server needs protoc.
         let builds = paths.throttlecrab.is_none() && !peers.join(THROTTLECRAB_PROGRAM).is_file();
         let needed = ["redis-server", "nginx", "taskset", "setpriv", "timeout"];
-        let needed = needed.into_iter().chain(builds.then_some("protoc"));
-        let missing: Vec<_> = needed.filter(|program| find(program).is_none()).collect();
-        if !missing.is_empty() {
-            println!(
-                "missing: {}; `cargo xtask setup` and `cargo xtask setup --peers` install them",
-                missing.join(", ")
-            );
-            cargo(&["xtask", "setup", "--peers"])?;
-        }
-        let installed = |name: &str| {
-            find(name).with_context(|| format!("{name} is still missing; `cargo xtask setup` installs it"))
+        let needed: Vec<_> = needed.into_iter().chain(builds.then_some("protoc")).collect();
+        executables::install_missing(&needed, None)?;
+        let tidegate = match &paths.tidegate {
+            Some(path) => given("--tidegate", path)?,
+            None => executables::build_tidegate()?,
         };
-        let executable = std::env::current_exe()?;
-        let target = executable.ancestors().nth(2).context("this program lies in no target directory")?;
-        let tidegate = paths.tidegate.map_or_else(|| root.join("target/release/tidegate"), Path::to_owned);
-        if !tidegate.is_file() {
-            println!(
-                "tidegate is MISSING at {}: build it with `cargo build --release -p tidegate`, or pass --tidegate PATH",
-                tidegate.display()
-            );
-        }
         let programs = Self {
             tidegate,
-            throttlecrab: throttlecrab(paths.throttlecrab, &peers)?,
-            redis: installed("redis-server")?,
-            nginx: installed("nginx")?,
-            limitador: limitador(paths.limitador)?,
-            dir: target.join("service-bench"),
+            throttlecrab: throttlecrab(paths.throttlecrab.as_deref(), &peers)?,
+            redis: executables::installed("redis-server")?,
+            nginx: executables::installed("nginx")?,
+            limitador: paths.limitador.as_deref().map(|path| given("--limitador", path)).transpose()?,
+            dir: executables::working_directory("service-bench")?,
         };
         programs.prepare()?;
         Ok(programs)
@@ -115,10 +91,9 @@ impl Programs {
 }
 
 /// The one that is given, or the one in target/peers, installed if it is missing.
-fn throttlecrab(given: Option<&Path>, root: &Path) -> anyhow::Result<PathBuf> {
-    if let Some(path) = given {
-        ensure!(path.is_file(), "{} does not exist", path.display());
-        return Ok(path.to_owned());
+fn throttlecrab(path: Option<&Path>, root: &Path) -> anyhow::Result<PathBuf> {
+    if let Some(path) = path {
+        return given("--throttlecrab", path);
     }
     let path = root.join(THROTTLECRAB_PROGRAM);
     if !path.is_file() {
@@ -126,39 +101,15 @@ fn throttlecrab(given: Option<&Path>, root: &Path) -> anyhow::Result<PathBuf> {
             "throttlecrab-server is missing: installing {THROTTLECRAB} from crates.io into target/peers"
         );
         let root = root.to_string_lossy();
-        cargo(&["install", "throttlecrab-server", "--version", THROTTLECRAB, "--locked", "--root", &root])?;
+        let package = ["install", "throttlecrab-server", "--version", THROTTLECRAB, "--locked"];
+        executables::run_cargo(&[&package[..], &["--root", &root]].concat())?;
     }
     ensure!(path.is_file(), "throttlecrab-server is still missing");
     Ok(path)
 }
 
-fn limitador(given: Option<&Path>) -> anyhow::Result<Option<PathBuf>> {
-    let Some(path) = given else { return Ok(None) };
-    ensure!(path.is_file(), "{} does not exist", path.display());
-    Ok(Some(path.to_owned()))
-}
-
-/// In the path, or where Debian keeps servers, which users do not have in theirs.
-fn find(program: &str) -> Option<PathBuf> {
-    let path = std::env::var_os("PATH").unwrap_or_default();
-    let places = std::env::split_paths(&path).chain([PathBuf::from("/usr/sbin")]);
-    places.map(|place| place.join(program)).find(|file| file.is_file())
-}
-
-fn version(program: &Path, argument: &str) -> String {
-    let Ok(output) = Command::new(program).arg(argument).output() else {
-        return "MISSING".to_owned();
-    };
-    let text = [output.stdout, output.stderr].concat();
-    let text = String::from_utf8_lossy(&text);
-    text.lines().find(|line| !line.trim().is_empty()).unwrap_or("unknown version").trim().to_owned()
-}
-
-fn cargo(arguments: &[&str]) -> anyhow::Result<()> {
-    let program = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
-    let status = Command::new(program).args(arguments).current_dir(ROOT).status()?;
-    if !status.success() {
-        bail!("`cargo {}` failed ({status})", arguments.join(" "));
-    }
-    Ok(())
+/// A path from the command line, which must exist.
+fn given(option: &str, path: &Path) -> anyhow::Result<PathBuf> {
+    ensure!(path.is_file(), "{option}: {} does not exist", path.display());
+    Ok(path.to_owned())
 }

@@ -83,15 +83,18 @@ impl Speed {
 /// Prints a work and counts its bars.
 pub(crate) fn work(work: &ServiceWork, all: &[ContenderRounds], bars: &mut Bars) {
     println!("\n{}", work.name);
-    for (rounds, (_, reference)) in all.iter().zip(work.contenders) {
-        contender(rounds, *reference);
+    let reference = |kind| work.contenders.iter().find(|(one, _)| Some(*one) == kind).and_then(|(_, it)| *it);
+    for rounds in all {
+        contender(rounds, reference(rounds.kind));
     }
     let speed = |contender| Speed::of(all.iter().find(|rounds| rounds.kind == Some(contender))?);
     for (peer, bar) in work.bars {
+        if !all.iter().any(|rounds| rounds.kind == Some(*peer)) {
+            // The command line leaves it out.
+            continue;
+        }
         let name = peer.name();
-        let reference =
-            work.contenders.iter().find(|(contender, _)| contender == peer).and_then(|(_, it)| *it);
-        match (speed(Contender::Tidegate), speed(*peer), reference) {
+        match (speed(Contender::Tidegate), speed(*peer), reference(Some(*peer))) {
             (None, ..) => bars.without_figure(&format!("tidegate against {name}")),
             (Some(ours), Some(theirs), _) => {
                 let (ratio, basis) = ours.ratio(theirs);
