@@ -87,3 +87,14 @@ pub(crate) enum LeaseStatus {
     /// The entry is not one that the script writes. Nothing has happened, and the rest of the reply is unknown.
     Malformed,
 }
+
+impl LeaseStatus {
+    /// Why the script has left the entry alone, if it has.
+    pub(crate) fn entry_error(self) -> Option<&'static str> {
+        match self {
+            Self::Done | Self::Ignored => None,
+            Self::NewerFormat => Some("a newer version wrote this counter; update this node"),
+            Self::Malformed => Some("the entry of this counter in Redis is malformed; reset the counter"),
+        }
+    }
+}
