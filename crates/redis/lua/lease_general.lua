@@ -543,13 +543,17 @@ local function run(kind, key, op)
     error('TIDEGATE unknown operation')
   end
   local life, capacity, reset_after, held = 0, 0, 0, 0
+  local x, y, z = HIGHEST, 0, 0
   local counter = entry.counters[1]
   if counter and kind <= PEEK then
     life, capacity, held = life_of(entry), counter.limit.capacity, held_by_others(entry, op.node, counter.limit.window)
     reset_after = counter.limit.kind == FIXED_WINDOW and since(window_end(counter), now) or fresh_after(entry, counter)
+    if same(counter.limit, op.limit) then
+      x, y, z = pack_state(counter.limit.kind, occupied(entry, counter))
+    end
   end
   return struct.pack(
-    REPLY, status, now, epoch, granted, life, available, capacity, retry_after, reset_after, held
+    REPLY, status, now, epoch, granted, life, available, capacity, retry_after, reset_after, held, x, y, z
   )
 end
 

@@ -72,6 +72,8 @@ pub(crate) struct LeaseReply {
     pub(crate) reset_after: TimeSpan,
     /// The units that other nodes can still spend.
     pub(crate) held_elsewhere: u64,
+    /// The counter's state with all leased units charged, in numbers; `None` if another limit than that of the request applies.
+    pub(crate) occupied: Option<[u64; 3]>,
 }
 
 /// What became of a request.
