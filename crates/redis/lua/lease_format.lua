@@ -18,7 +18,8 @@
 --          charged, the first of them 2^60 if another limit than that of the request applies
 --
 -- An entry is '<BBBB' version, counters, has an override, records; then each counter '<Bddddddddd': algorithm, the limit's
--- four numbers, the state's three, used, since (us); then the override '<dBdddd' until, limit, then each record '<dddddddB':
+-- four numbers, the state's three, used, since (us); then the override '<dBdddd' until, limit, and if the header has 2 instead of 1
+-- '<d' since (us); then each record '<dddddddB':
 -- node, sequence, epoch, at (the time of its first grant, us), granted, spent, expiry (us), whether the counters were reset
 -- since it last settled.
 --
