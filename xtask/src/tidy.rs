@@ -61,7 +61,14 @@ const MAY_USE: [(&str, &[&str]); 17] = [
     ),
     (
         "tidegate-admin",
-        &["tidegate-core", "tidegate-store", "tidegate-policy", "tidegate-limiter", "tidegate-telemetry"],
+        &[
+            "tidegate-core",
+            "tidegate-store",
+            "tidegate-policy",
+            "tidegate-limiter",
+            "tidegate-listener",
+            "tidegate-telemetry",
+        ],
     ),
     (
         "tidegate",

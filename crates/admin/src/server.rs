@@ -11,11 +11,13 @@ use bytes::Bytes;
 use http::request::Parts;
 use http::{Request, StatusCode};
 use http_body_util::{BodyExt, Full, Limited};
-use hyper::body::Incoming;
+use hyper::body::{Body, Incoming};
 use hyper::server::conn::http1;
 use hyper::service::{HttpService, service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use serde_json::json;
+use tidegate_listener::{ChunkError, FramedIo, NextBody};
+use tidegate_policy::check_transfer_encoding;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::{mpsc, watch};
 use tokio::time::timeout;
@@ -96,6 +98,9 @@ impl<R: Backend> AdminServer<R> {
         addresses: ConnectionAddresses,
     ) -> ApiResponse {
         let (head, body) = request.into_parts();
+        if let Err(error) = check_transfer_encoding(&head.headers) {
+            return misframed(error.reason()).into_response();
+        }
         let result = match self.auth.authorize(&head.method, head.uri.path(), &head.headers, addresses) {
             Err(error) => Err(error),
             // The body is not read, so clients without a token never count as busy.
@@ -115,6 +120,9 @@ impl<R: Backend> AdminServer<R> {
     async fn handle_operator(&self, head: &Parts, body: Incoming) -> Result<ApiResponse, ApiError> {
         match timeout(BODY_TIMEOUT, Limited::new(body, MAX_BODY_BYTES).collect()).await {
             Ok(Ok(body)) => api::handle(self, head, &body.to_bytes()).await,
+            Ok(Err(error)) if ChunkError::of(&*error) == Some(ChunkError::Malformed) => {
+                Err(misframed("the chunked body is malformed"))
+            }
             Ok(Err(_)) => Err(ApiError::new(
                 StatusCode::PAYLOAD_TOO_LARGE,
                 "body_too_large",
@@ -126,6 +134,11 @@ impl<R: Backend> AdminServer<R> {
             }
         }
     }
+}
+
+/// The error of a request whose body has no certain end.
+fn misframed(reason: &str) -> ApiError {
+    ApiError::new(StatusCode::BAD_REQUEST, "bad_body", reason)
 }
 
 async fn accept<R: Backend>(
@@ -147,8 +160,13 @@ async fn accept<R: Backend>(
         let (connection, eviction) = connections.add();
         let (server, stop, open) = (Arc::clone(&server), stop.clone(), open.clone());
         tokio::spawn(async move {
-            let service = service_fn(|request| async {
-                Ok::<_, Infallible>(server.handle(request, &connection, addresses).await)
+            let next_body = NextBody::default();
+            let stream = FramedIo::new(stream, Bytes::new(), &next_body, MAX_BODY_BYTES as u64);
+            let service = service_fn(|request: Request<Incoming>| {
+                if !request.body().is_end_stream() {
+                    next_body.follows(request.body().size_hint().exact());
+                }
+                async { Ok::<_, Infallible>(server.handle(request, &connection, addresses).await) }
             });
             serve_connection(stream, service, eviction, stop).await;
             drop(open);

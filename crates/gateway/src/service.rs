@@ -25,7 +25,7 @@ use http::{HeaderMap, Response, Version};
 use http_body::Body;
 use hyper::body::Incoming;
 use tidegate_headers::{RateLimitHeaders, grpc_content_type, is_rejected_by_upstream};
-use tidegate_policy::{Facts, Route, Target, requested_host};
+use tidegate_policy::{Facts, HeaderError, Route, Target, requested_host};
 use tidegate_store::Store;
 use tidegate_telemetry::{Log, RequestRecord};
 use tidegate_tower::deadline::Deadline;
@@ -39,7 +39,7 @@ use crate::http::request_body::{ByteMeter, UploadHandle};
 use crate::http::response_body::ResponseBody;
 use crate::http::{trace_context, validate};
 use crate::limit::AdmittedRequest;
-use crate::upstream::{Caller, ClientId, ForwardedRequest};
+use crate::upstream::{Caller, ClientId, ForwardedRequest, UpstreamGroup};
 use crate::worker::{Worker, WorkerSnapshot};
 
 /// One request and its response, with the state that their handling needs.
@@ -107,10 +107,13 @@ impl<'e, S: Store + 'static> Exchange<'e, S> {
         // A request without a route is not charged.
         let (route, upstream) =
             route.and_then(|route| Some((route, snapshot.upstream(route)?))).ok_or(ServeError::NoRoute)?;
-        let is_trusted = self.check_headers(&mut parts.headers, route)?;
+        let (is_trusted, refused) = self.check_headers(&mut parts.headers, route)?;
         self.read_deadline(&mut parts.headers)?;
         let (method, headers, peer) = (parts.method.as_str(), &parts.headers, self.conn_info.peer);
         let facts = Facts { method, host: &host, path: &path, headers, peer };
+        if let Some(refused) = refused {
+            return Err(Box::pin(self.refuse(refused, &facts, upstream)).await);
+        }
         let may_be_refunded =
             self.deadline.is_some() || route.bulkhead.is_some() || upstream.resilience.can_reject();
         let admitted = self.limit(&facts, upstream, may_be_refunded).await?;
@@ -152,9 +155,25 @@ impl<'e, S: Store + 'static> Exchange<'e, S> {
         Ok(())
     }
 
+    /// Counts a request with an invalid token or key as one without it, so that guesses are not free. Returns the error of the
+    /// limit that rejects it, or that of the header.
+    async fn refuse(
+        &mut self,
+        refused: HeaderError,
+        facts: &Facts<'_>,
+        upstream: &UpstreamGroup,
+    ) -> ServeError {
+        // What is reserved stays charged, as for every request without a response of a server.
+        self.limit(facts, upstream, false).await.err().unwrap_or(ServeError::Headers(refused))
+    }
+
     /// Removes headers that the client may not send, and rejects ambiguous ones. Returns whether the peer is a trusted
-    /// proxy.
-    fn check_headers(&self, headers: &mut HeaderMap, route: &Route) -> Result<bool, ServeError> {
+    /// proxy, and why a token or a key that was removed must be answered with 401.
+    fn check_headers(
+        &self,
+        headers: &mut HeaderMap,
+        route: &Route,
+    ) -> Result<(bool, Option<HeaderError>), ServeError> {
         let addresses = self.snapshot.plan().identities.addresses();
         let is_trusted = addresses.trusts(self.conn_info.peer);
         let rules = (self.snapshot.policy.matcher.header_rules(), route.http.underscore_headers);
@@ -164,8 +183,11 @@ impl<'e, S: Store + 'static> Exchange<'e, S> {
         }
         let (policy, clock) = (&self.snapshot.policy, self.worker.limiter.clock());
         let checked = policy.matcher.apply_credentials(headers, policy.directory.as_deref(), || clock.now());
-        checked.map_err(ServeError::Headers)?;
-        Ok(is_trusted)
+        match checked {
+            Ok(()) => Ok((is_trusted, None)),
+            Err(error) if error.challenge().is_some() => Ok((is_trusted, Some(error))),
+            Err(error) => Err(ServeError::Headers(error)),
+        }
     }
 
     /// The request as it is sent to a server.

@@ -23,6 +23,10 @@ use crate::names;
 const MAX_LIMITS: usize = 64;
 /// A reset of at least this many seconds is a Unix time: no server announces a wait of 31 years.
 const FIRST_UNIX_SECOND: u64 = 1_000_000_000;
+/// From the year 5138 on, a number of seconds is one of milliseconds; and so on for the smaller units.
+const FIRST_UNIX_MILLISECOND: u64 = 100_000_000_000;
+const FIRST_UNIX_MICROSECOND: u64 = FIRST_UNIX_MILLISECOND * 1_000;
+const FIRST_UNIX_NANOSECOND: u64 = FIRST_UNIX_MICROSECOND * 1_000;
 
 const X_RATE_LIMIT: SingleValueHeaders = SingleValueHeaders {
     limit: HeaderName::from_static("x-rate-limit-limit"),
@@ -100,7 +104,10 @@ impl SingleValueHeaders {
         let first = listed.next().unwrap_or_default();
         let quota = first.quota.or_else(|| number(&self.limit, Round::Down));
         let remaining = number(&self.remaining, Round::Down);
-        let reset_after = number(&self.reset, Round::Up).map(|seconds| reset_after(seconds, now));
+        let date = || headers.get_all(&self.reset).iter().find_map(http_date);
+        let reset_after = number(&self.reset, Round::Up)
+            .map(|number| reset_after(number, now))
+            .or_else(|| Some(date()?.since(now)));
         if quota.is_none() && remaining.is_none() && reset_after.is_none() {
             return None;
         }
@@ -172,7 +179,7 @@ fn dictionary(headers: &HeaderMap, now: Timestamp) -> Option<AdvertisedLimit> {
     if quota.is_none() && remaining.is_none() && reset.is_none() {
         return None;
     }
-    let reset_after = reset.map(|seconds| reset_after(seconds, now));
+    let reset_after = reset.map(|number| reset_after(number, now));
     Some(AdvertisedLimit { quota, remaining, reset_after, ..AdvertisedLimit::default() })
 }
 
@@ -190,12 +197,16 @@ fn http_date(value: &HeaderValue) -> Option<Timestamp> {
     Some(Timestamp::from_secs(seconds))
 }
 
-fn reset_after(seconds: u64, now: Timestamp) -> TimeSpan {
-    if seconds >= FIRST_UNIX_SECOND {
-        Timestamp::from_secs(seconds).since(now)
-    } else {
-        TimeSpan::from_secs(seconds)
-    }
+/// The time until a reset that is a number of seconds, or a Unix time in any usual unit.
+fn reset_after(number: u64, now: Timestamp) -> TimeSpan {
+    let at = match number {
+        ..FIRST_UNIX_SECOND => now + TimeSpan::from_secs(number),
+        ..FIRST_UNIX_MILLISECOND => Timestamp::from_secs(number),
+        ..FIRST_UNIX_MICROSECOND => Timestamp::from_micros(number.saturating_mul(1_000)),
+        ..FIRST_UNIX_NANOSECOND => Timestamp::from_micros(number),
+        _ => Timestamp::from_micros(number.div_ceil(1_000)),
+    };
+    at.since(now)
 }
 
 /// Where a fraction goes.

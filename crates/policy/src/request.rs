@@ -3,8 +3,8 @@
 use std::borrow::Cow;
 use std::fmt;
 
-use http::header::HOST;
-use http::{HeaderMap, HeaderValue};
+use http::header::{HOST, TRANSFER_ENCODING};
+use http::{HeaderMap, HeaderValue, Version};
 
 use crate::host::normalize_host;
 
@@ -24,6 +24,8 @@ pub enum RequestError {
     RepeatedHost,
     /// The `Host` header is invalid or ambiguous.
     Host,
+    /// `Transfer-Encoding` is not `chunked`, or there is more than one.
+    TransferEncoding,
 }
 
 impl RequestError {
@@ -36,6 +38,7 @@ impl RequestError {
             Self::NoHost => "missing Host header",
             Self::RepeatedHost => "more than one Host header",
             Self::Host => "invalid Host header",
+            Self::TransferEncoding => "Transfer-Encoding must be `chunked`",
         }
     }
 }
@@ -58,6 +61,30 @@ pub fn check_method(method: &str, path: &str) -> Result<(), RequestError> {
         "OPTIONS" => Ok(()),
         _ if path == "*" => Err(RequestError::Asterisk),
         _ => Ok(()),
+    }
+}
+
+/// Checks the coding of a body. HTTP libraries accept any list that ends in `chunked`, and decode only that.
+pub fn check_transfer_encoding(headers: &HeaderMap) -> Result<(), RequestError> {
+    let mut codings = headers.get_all(TRANSFER_ENCODING).iter();
+    match codings.next() {
+        Some(coding) if codings.next().is_some() || !coding.as_bytes().eq_ignore_ascii_case(b"chunked") => {
+            Err(RequestError::TransferEncoding)
+        }
+        Some(_) | None => Ok(()),
+    }
+}
+
+/// Checks coding and host of a request that is not forwarded. RFC 9112, section 3.2: HTTP/1.1 requires one valid Host for every
+/// form of the target.
+pub fn check_http1_headers(version: Version, headers: &HeaderMap) -> Result<(), RequestError> {
+    if version >= Version::HTTP_2 {
+        return Ok(());
+    }
+    check_transfer_encoding(headers)?;
+    match host_header(headers) {
+        Err(RequestError::NoHost) if version != Version::HTTP_11 => Ok(()),
+        host => host.and_then(requested_host).map(drop),
     }
 }
 

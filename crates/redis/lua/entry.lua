@@ -7,8 +7,8 @@
 --
 -- Format: the first byte is 16 * version + shape.
 --   shape 1 to 15   one counter, no override: the limit (see format.lua), then the state
---   shape 0         everything else: cmsgpack of { till, override, undo, attempt, then for each counter: rule, limit, used,
---                   and its state }; `undo` is the entry before the charge of that attempt
+--   shape 0         everything else: cmsgpack of { till, override, undo, attempt, if there is an override when it began, then
+--                   for each counter: rule, limit, used, and its state }; `undo` is the entry before the charge of that attempt
 -- The cells of a sliding log are in a string beside the entry, 14 bytes each, named like the entry with '1' or '2' added:
 -- a log of 10,000 admissions must not be rewritten by each decision. They are read and written one by one. Both names are in
 -- KEYS, so that a cluster that moves the slot rejects the call if it lacks one of them; only an operation of another algorithm
@@ -120,10 +120,13 @@ local function unpack_entry(packed, name)
     if f[2] ~= '' then
       entry.override = { till = f[1], limit = limit_of(f[2]) }
     end
+    local at = 5
+    if type(f[at]) == 'number' then
+      entry.override.since, at = f[at], at + 1
+    end
     if f[3] ~= '' then
       entry.undo, entry.attempt = f[3], f[4]
     end
-    local at = 5
     while f[at] do
       local rule, limit = limit_of(f[at]), limit_of(f[at + 1])
       local state = read_state(limit.algorithm, f, at + 3, entry)
@@ -167,6 +170,7 @@ local function pack_entry(entry)
     override and override.limit.blob or '',
     entry.undo or '',
     entry.attempt or 0,
+    override and override.since or nil,
   }
   for _, counter in ipairs(entry.counters) do
     f[#f + 1], f[#f + 2], f[#f + 3] = counter.rule.blob, counter.limit.blob, counter.used

@@ -205,11 +205,13 @@ local function acquire_fast(key, limit, node, sequence, epoch, spent, granted, w
   own_granted = own_granted + units
 
   -- The time until the counter equals an unused one, if all leased units are spent.
-  local fresh, reset_after
+  local fresh, reset_after, all_x, all_y, all_z
   if is_bucket then
     level = level + units * limit.unit
     fresh = level > 0 and until_at_most(limit, level, 0) or 0
     reset_after = fresh
+    all_y = fmod(level, limit.drain)
+    all_x, all_z = limit.tick_now + (level - all_y) / limit.drain, 0
   elseif limit.kind == FIXED_WINDOW then
     x, y, z = limit.window_now, current + units, 0
     reset_after = limit.life
@@ -219,6 +221,9 @@ local function acquire_fast(key, limit, node, sequence, epoch, spent, granted, w
     local product = y * max(limit.left, 0)
     fresh = (product >= limit.length or z > 0) and until_fits(limit, y, z, limit.capacity) or 0
     reset_after = fresh
+  end
+  if not is_bucket then
+    all_x, all_y, all_z = x, y, z
   end
 
   local is_unused = fresh == 0 and not own and kept_count == 0
@@ -242,7 +247,8 @@ local function acquire_fast(key, limit, node, sequence, epoch, spent, granted, w
     end
   end
   return pack(
-    REPLY, DONE, now, own or 0, units, limit.life, available - units, limit.capacity, retry_after, reset_after, held
+    REPLY, DONE, now, own or 0, units, limit.life, available - units, limit.capacity, retry_after, reset_after, held,
+    all_x, all_y, all_z
   )
 end
 

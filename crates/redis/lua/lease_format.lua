@@ -12,12 +12,14 @@
 --                                reset (3)
 --                                override (4): until (us, 0 for none) in `want`; `limit` is the replacement
 --                                refund (5): when the units were spent (us) in `want`, units in `debt`
--- Reply    packed; for each operation '<Bddddddddd': status (0 done, 1 ignored: not the newest request of the node,
+-- Reply    packed; for each operation '<Bdddddddddddd': status (0 done, 1 ignored: not the newest request of the node,
 --          2 the entry has a newer format, 3 the entry is malformed and only a reset changes it), now, epoch (0: no lease), granted, life (us), available, capacity,
---          retry_after (us), reset_after (us), units that other nodes hold
+--          retry_after (us), reset_after (us), units that other nodes hold, and the state's three numbers with all leased units
+--          charged, the first of them 2^60 if another limit than that of the request applies
 --
 -- An entry is '<BBBB' version, counters, has an override, records; then each counter '<Bddddddddd': algorithm, the limit's
--- four numbers, the state's three, used, since (us); then the override '<dBdddd' until, limit; then each record '<dddddddB':
+-- four numbers, the state's three, used, since (us); then the override '<dBdddd' until, limit, and if the header has 2 instead of 1
+-- '<d' since (us); then each record '<dddddddB':
 -- node, sequence, epoch, at (the time of its first grant, us), granted, spent, expiry (us), whether the counters were reset
 -- since it last settled.
 --
@@ -32,7 +34,7 @@ local MAX = 9007199254740991
 local TOKEN_BUCKET, FIXED_WINDOW, SLIDING_COUNTER = 1, 2, 3
 local ACQUIRE, PEEK, RESET, OVERRIDE, REFUND = 1, 2, 3, 4, 5
 local DONE, IGNORED, NEWER, MALFORMED = 0, 1, 2, 3
-local LIMIT, OPERATION, REPLY = '<Bdddd', '<BHHddddddddd', '<Bddddddddd'
+local LIMIT, OPERATION, REPLY = '<Bdddd', '<BHHddddddddd', '<Bdddddddddddd'
 -- The number of records is stored in one byte: more nodes do not get leases on one counter.
 local MAX_RECORDS = 255
 -- Every number of an entry is smaller. Comparisons with it and with 0 are false for a NaN, and one of them for an infinity.

@@ -7,8 +7,8 @@ local OVERRIDE_KEPT = 120000000
 -- A charge made before the end of an override is not refunded until this long after it: which limit it used is unknown.
 local REFUNDS_END = 60000000
 local COUNTERS = 2
--- An override in an entry: its end and its limit.
-local INSTEAD = '<dBdddd'
+-- An override in an entry: its end and its limit; then when it began, if the header says 2 instead of 1.
+local INSTEAD, BEGAN = '<dBdddd', '<d'
 -- A limit under which no node has asked for this long does not shorten leases. Its counter is kept for as long as it
 -- remembers a charge: a node may be silent while it rejects on its own.
 local UNUSED = 600000000
@@ -69,8 +69,9 @@ local function unpack_parts(packed, entry)
     return nil
   end
   local _, counters, overridden, count, at = struct.unpack('<BBBB', packed)
-  local size = 4 + counters * struct.size(COUNTER) + overridden * struct.size(INSTEAD) + count * struct.size(RECORD)
-  if counters > COUNTERS or overridden > 1 or #packed ~= size then
+  local size = 4 + counters * struct.size(COUNTER) + (overridden > 0 and struct.size(INSTEAD) or 0)
+    + (overridden == 2 and struct.size(BEGAN) or 0) + count * struct.size(RECORD)
+  if counters > COUNTERS or overridden > 2 or #packed ~= size then
     return nil
   end
   for i = 1, counters do
@@ -83,13 +84,19 @@ local function unpack_parts(packed, entry)
       limit = find_limit(kind, a, b, c, d), state = unpack_state(kind, x, y, z), used = used, since = from,
     }
   end
-  if overridden == 1 then
+  if overridden > 0 then
     local till, k, a, b, c, d
     till, k, a, b, c, d, at = struct.unpack(INSTEAD, packed, at)
     if not (are_valid(till) and is_limit(k, a, b, c, d)) then
       return nil
     end
     entry.instead = { till = till, limit = new_limit(k, a, b, c, d) }
+    if overridden == 2 then
+      entry.instead.since, at = struct.unpack(BEGAN, packed, at)
+      if not are_valid(entry.instead.since) then
+        return nil
+      end
+    end
   end
   for i = 1, count do
     local node, sequence, epoch, granted_at, granted, spent, expiry, was_reset
@@ -455,13 +462,16 @@ end
 
 -- Gives back units that were spent at `op.want`. What is leased stays charged.
 local function refund(entry, op)
-  local instead, charged = entry.instead, op.want
+  local instead, charged, limit = entry.instead, op.want, op.limit
   if instead and charged < instead.till and now < instead.till + REFUNDS_END then
-    return
+    if not instead.since or charged <= instead.since or now >= instead.till then
+      return
+    end
+    limit = instead.limit
   end
   expire(entry)
   for _, counter in ipairs(entry.counters) do
-    if same(counter.limit, op.limit) and charged >= counter.since then
+    if same(counter.limit, limit) and charged >= counter.since then
       local units = op.debt
       if counter.limit.window then
         units = math.min(units, spent_in_window(entry, counter, charged))
@@ -494,7 +504,7 @@ local function write(key, entry)
     return
   end
   local parts, ttl = {}, fresh
-  parts[1] = struct.pack('<BBBB', VERSION, #counters, instead and 1 or 0, #entry.records)
+  parts[1] = struct.pack('<BBBB', VERSION, #counters, instead and (instead.since and 2 or 1) or 0, #entry.records)
   for _, counter in ipairs(counters) do
     local l = counter.limit
     local x, y, z = pack_state(l.kind, counter.state)
@@ -504,6 +514,9 @@ local function write(key, entry)
   if instead then
     local l = instead.limit
     parts[#parts + 1] = struct.pack(INSTEAD, instead.till, l.kind, l.a, l.b, l.c, l.d)
+    if instead.since then
+      parts[#parts + 1] = struct.pack(BEGAN, instead.since)
+    end
     ttl = math.max(ttl, since(instead.till + OVERRIDE_KEPT, now))
   end
   for _, r in ipairs(entry.records) do
@@ -532,7 +545,9 @@ local function run(kind, key, op)
     reset(entry)
   elseif kind == OVERRIDE then
     if op.want > 0 then
-      entry.instead = { till = op.want, limit = op.limit }
+      local earlier = entry.instead
+      local is_same = earlier and now < earlier.till and same(earlier.limit, op.limit)
+      entry.instead = { till = op.want, limit = op.limit, since = is_same and earlier.since or now }
     elseif entry.instead then
       entry.instead.till = math.min(entry.instead.till, now)
     end
@@ -543,13 +558,17 @@ local function run(kind, key, op)
     error('TIDEGATE unknown operation')
   end
   local life, capacity, reset_after, held = 0, 0, 0, 0
+  local x, y, z = HIGHEST, 0, 0
   local counter = entry.counters[1]
   if counter and kind <= PEEK then
     life, capacity, held = life_of(entry), counter.limit.capacity, held_by_others(entry, op.node, counter.limit.window)
     reset_after = counter.limit.kind == FIXED_WINDOW and since(window_end(counter), now) or fresh_after(entry, counter)
+    if same(counter.limit, op.limit) then
+      x, y, z = pack_state(counter.limit.kind, occupied(entry, counter))
+    end
   end
   return struct.pack(
-    REPLY, status, now, epoch, granted, life, available, capacity, retry_after, reset_after, held
+    REPLY, status, now, epoch, granted, life, available, capacity, retry_after, reset_after, held, x, y, z
   )
 end
 

@@ -290,10 +290,15 @@ local function cancel(checks, attempt, charged)
 end
 
 -- Gives back only what was charged under the limit that the counter still uses: under another limit the rest is unknown.
+-- Under another limit, the departures of a leaky bucket are other moments.
 local function refund(entry, limit, cost, charged)
   local override = entry.override
   if override and charged < override.till and now < override.till + REFUNDS_END then
-    return
+    local is_leaky = limit.algorithm == LEAKY_BUCKET or override.limit.algorithm == LEAKY_BUCKET
+    if is_leaky or not override.since or charged <= override.since or now >= override.till then
+      return
+    end
+    limit = override.limit
   end
   entry.undo = nil
   for _, counter in ipairs(entry.counters) do
@@ -313,7 +318,9 @@ end
 
 local function override_limit(entry, till, limit)
   if limit then
-    entry.override = { till = till, limit = limit }
+    local earlier = entry.override
+    local is_same = earlier and now < earlier.till and same(earlier.limit, limit)
+    entry.override = { till = till, limit = limit, since = is_same and earlier.since or now }
   elseif entry.override then
     entry.override.till = math.min(entry.override.till, now)
   end

@@ -53,7 +53,7 @@ pub use doctor::{Diagnosis, DiagnosisItem, DiagnosisLevel, diagnose};
 pub use endpoint::{Endpoint, EndpointError};
 pub use fallback::FallbackReport;
 pub use lease::{LeaseReport, LeaseStore};
-pub use link::{BATCH_BOUNDS, LATENCY_BOUNDS, LinkReport};
+pub use link::{BATCH_BOUNDS, ErrorReplyReport, LATENCY_BOUNDS, LinkReport};
 pub use report::{FallbackDecisions, StoreReport};
 pub use shared::SharedRecords;
 pub use static_store::StaticStore;

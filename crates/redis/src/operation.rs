@@ -72,6 +72,10 @@ pub(crate) struct CounterRefund {
     pub(crate) charged: Timestamp,
 }
 
+/// What is wrong with an entry that a script has left alone.
+pub(crate) const FOREIGN_ENTRY: &str =
+    "a newer version wrote this counter, or it is malformed; update this node, or reset the counter";
+
 /// The reply to an operation.
 #[derive(Clone, Debug)]
 pub(crate) enum OperationReply {
@@ -87,6 +91,21 @@ pub(crate) enum OperationReply {
     Exchanged(Timestamp, Vec<ExchangeReply>),
     /// To requests about permits: whether each was done; otherwise all permits are in use.
     Permits(Vec<bool>),
+}
+
+impl OperationReply {
+    /// Why the script has left the entry of a counter alone, if it has.
+    pub(crate) fn entry_error(&self) -> Option<&'static str> {
+        match self {
+            Self::NewerFormat => Some(FOREIGN_ENTRY),
+            Self::Leases(replies) => replies.iter().find_map(|reply| reply.status.entry_error()),
+            Self::Exchanged(_, replies) => replies
+                .iter()
+                .any(|reply| matches!(reply, ExchangeReply::NewerFormat))
+                .then_some(FOREIGN_ENTRY),
+            Self::Outcomes(..) | Self::Done(_) | Self::Permits(_) => None,
+        }
+    }
 }
 
 /// The scripts. Operations of the same script can share a call.

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{PoisonError, RwLock};
 
 use tidegate_core::{CounterKey, Limit, Refund, RuleId, Timestamp};
-use tidegate_store::Override;
+use tidegate_store::{Override, StoredOverride};
 
 /// A counter key that owns its client. Debug output hides the client, because it may be an API key.
 #[derive(Clone, PartialEq, Eq, Hash)]
@@ -39,20 +39,22 @@ impl fmt::Debug for OwnedKey {
 #[derive(Debug, Default)]
 pub(crate) struct LocalOverrides {
     count: AtomicUsize,
-    map: RwLock<HashMap<OwnedKey, Override>>,
+    map: RwLock<HashMap<OwnedKey, StoredOverride>>,
 }
 
 impl LocalOverrides {
     /// Sets the override of `key`, or ends it at `now`.
     pub(crate) fn set(&self, key: CounterKey<'_>, replacement: Option<Override>, now: Timestamp) {
         let mut map = self.map.write().unwrap_or_else(PoisonError::into_inner);
-        map.retain(|_, replacement| !replacement.has_expired(now));
+        map.retain(|_, stored| !stored.replacement.has_expired(now));
         match replacement {
             Some(replacement) => {
-                map.insert(OwnedKey::of(key), replacement);
+                let key = OwnedKey::of(key);
+                let stored = StoredOverride::begin(replacement, map.get(&key).copied(), now);
+                map.insert(key, stored);
             }
             None => {
-                if let Some(ended) = map.get_mut(&OwnedKey::of(key)) {
+                if let Some(StoredOverride { replacement: ended, .. }) = map.get_mut(&OwnedKey::of(key)) {
                     ended.until = ended.until.min(now);
                 }
             }
@@ -62,15 +64,19 @@ impl LocalOverrides {
 
     /// The limit that applies to `key` at `now` instead of `limit`, or `limit`.
     pub(crate) fn in_force(&self, key: CounterKey<'_>, limit: &Limit, now: Timestamp) -> Limit {
-        self.find(key).filter(|replacement| now < replacement.until).map_or(*limit, |found| found.limit)
+        let found = self.find(key).map(|stored| stored.replacement);
+        found.filter(|replacement| now < replacement.until).map_or(*limit, |found| found.limit)
     }
 
-    /// Whether the refunded charge may have been made, or have drained, under an override.
-    pub(crate) fn may_affect(&self, refund: &Refund<'_>, now: Timestamp) -> bool {
-        self.find(refund.key).is_some_and(|replacement| replacement.may_affect(refund, now))
+    /// The limit under which a charge was made and its counter still counts; `None` if that is unknown.
+    pub(crate) fn limit_of_charge(&self, refund: &Refund<'_>, now: Timestamp) -> Option<Limit> {
+        match self.find(refund.key) {
+            None => Some(*refund.limit),
+            Some(stored) => stored.limit_of_charge(refund, now),
+        }
     }
 
-    fn find(&self, key: CounterKey<'_>) -> Option<Override> {
+    fn find(&self, key: CounterKey<'_>) -> Option<StoredOverride> {
         if self.count.load(Ordering::Acquire) == 0 {
             return None;
         }

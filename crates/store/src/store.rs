@@ -199,3 +199,37 @@ impl Override {
         refund.charged < self.until && now < self.until + REFUNDS_END
     }
 }
+
+/// An override as a store keeps it: with its beginning, so that refunds of charges under it are known.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StoredOverride {
+    /// The override.
+    pub replacement: Override,
+    /// When it began.
+    pub since: Timestamp,
+}
+
+impl StoredOverride {
+    /// An override that begins at `now`, unless `earlier` is the same limit and still in force.
+    pub fn begin(replacement: Override, earlier: Option<Self>, now: Timestamp) -> Self {
+        let same = |earlier: &Self| {
+            earlier.replacement.limit == replacement.limit && now < earlier.replacement.until
+        };
+        let since = earlier.filter(same).map_or(now, |earlier| earlier.since);
+        Self { replacement, since }
+    }
+
+    /// The limit under which a charge was made and its counter still counts; `None` if that is unknown. Under another limit than
+    /// that of the charge, the departures of a leaky bucket are other moments.
+    pub fn limit_of_charge(&self, refund: &Refund<'_>, now: Timestamp) -> Option<Limit> {
+        let Override { limit, until } = self.replacement;
+        let is_leaky = |limit: &Limit| limit.algorithm() == Algorithm::LeakyBucket;
+        if !self.replacement.may_affect(refund, now) {
+            Some(*refund.limit)
+        } else if refund.charged > self.since && now < until && !is_leaky(&limit) && !is_leaky(refund.limit) {
+            Some(limit)
+        } else {
+            None
+        }
+    }
+}

@@ -9,16 +9,38 @@ use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
+use pin_project_lite::pin_project;
 use tokio::time::{Sleep, sleep};
 
 use crate::error::BoxError;
+
+/// A caller that waits polls at the end of its wait. One that polls later than this after it is another one: the caller before has
+/// gone, which a service is not told, and its wait is not that of the next call.
+const LATENESS: Duration = Duration::from_millis(250);
 
 /// The wait of one service for its inner service. A clone does not wait.
 #[derive(Debug, Default)]
 pub(crate) struct ReadyWait {
     /// Set while the inner service is not ready.
-    timer: Option<Pin<Box<Sleep>>>,
+    timers: Option<Pin<Box<WaitTimers>>>,
     has_expired: bool,
+}
+
+pin_project! {
+    #[derive(Debug)]
+    struct WaitTimers {
+        #[pin]
+        end: Sleep,
+        #[pin]
+        abandoned: Sleep,
+    }
+}
+
+impl WaitTimers {
+    fn start(longest: Duration) -> Pin<Box<Self>> {
+        let abandoned = sleep(longest.saturating_add(LATENESS));
+        Box::pin(Self { end: sleep(longest), abandoned })
+    }
 }
 
 impl Clone for ReadyWait {
@@ -38,7 +60,7 @@ impl ReadyWait {
     ) -> Poll<Result<(), BoxError>> {
         match inner {
             Poll::Ready(result) => {
-                if self.timer.is_some() {
+                if self.timers.is_some() {
                     *self = Self::default();
                 }
                 Poll::Ready(result.map_err(Into::into))
@@ -53,12 +75,15 @@ impl ReadyWait {
         longest: impl FnOnce() -> Option<Duration>,
         cx: &mut Context<'_>,
     ) -> Poll<Result<(), BoxError>> {
-        if self.timer.is_none() {
+        let is_abandoned =
+            |timers: &mut Pin<Box<WaitTimers>>| timers.as_mut().project().abandoned.poll(cx).is_ready();
+        if self.timers.as_mut().is_none_or(is_abandoned) {
+            *self = Self::default();
             let Some(longest) = longest() else { return Poll::Pending };
-            self.timer = Some(Box::pin(sleep(longest)));
+            self.timers = Some(WaitTimers::start(longest));
         }
-        let Some(timer) = &mut self.timer else { return Poll::Pending };
-        ready!(timer.as_mut().poll(cx));
+        let Some(timers) = &mut self.timers else { return Poll::Pending };
+        ready!(timers.as_mut().project().end.poll(cx));
         self.has_expired = true;
         Poll::Ready(Ok(()))
     }
@@ -66,7 +91,7 @@ impl ReadyWait {
     /// Whether the call that follows must fail, because the inner service did not become ready in time.
     #[inline]
     pub(crate) fn take_expired(&mut self) -> bool {
-        if self.timer.is_none() {
+        if self.timers.is_none() {
             return false;
         }
         mem::take(self).has_expired

@@ -4,6 +4,9 @@ use serde_json::Value;
 
 use super::{items, text};
 
+/// The last error of Redis is shown for this time; the log has the earlier ones.
+const SHOWN_SECONDS: u64 = 60;
+
 /// Formats the response of `/v1/status`.
 pub(super) fn format(status: &Value) -> String {
     let durable = status["durable"]
@@ -64,7 +67,14 @@ fn format_store(store: &Value) -> String {
         Some(1) => "; 1 node has another secret and counts separately".to_owned(),
         Some(count) => format!("; {count} nodes have another secret and count separately"),
     };
-    format!("  store        {}: {mode}{lost}{other}\n", text(store, "url"))
+    let error = &store["last_error"];
+    let error = match error["seconds_ago"].as_u64() {
+        Some(age @ ..SHOWN_SECONDS) => {
+            format!("\n               Redis replied {age}s ago: {}", text(error, "text"))
+        }
+        Some(_) | None => String::new(),
+    };
+    format!("  store        {}: {mode}{lost}{other}{error}\n", text(store, "url"))
 }
 
 fn format_upstream(upstream: &Value) -> String {

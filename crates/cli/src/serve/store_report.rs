@@ -96,7 +96,7 @@ fn write_link(page: &mut Exposition, link: &LinkReport) {
     let help =
         "Calls that Redis did not execute and that were sent again: failover, reshard, unknown script.";
     page.single("tidegate_store_retries_total", MetricKind::Counter, help, link.retries);
-    let help = "Error replies of Redis.";
+    let help = "Calls that Redis answered with an error.";
     page.single("tidegate_store_error_replies_total", MetricKind::Counter, help, link.error_replies);
     let help = "Servers of Redis that are in use.";
     page.single("tidegate_store_servers", MetricKind::Gauge, help, link.servers);
@@ -128,6 +128,10 @@ pub(super) fn status(store: &RedisStore, url: &str) -> Value {
         "fallback_seconds": seconds(report.fallback_time.as_micros()),
         "lost_writes": report.lost_writes,
         "connection_errors": link.connection_errors + link.timeouts,
+        "error_replies": link.error_replies,
+        "last_error": link.last_error_reply.as_ref().map(|error| {
+            json!({ "text": error.text, "seconds_ago": error.age.as_micros() / 1_000_000 })
+        }),
     })
 }
 

@@ -27,7 +27,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::task::Poll;
 
-use super::request_framing::BodyLength;
+use tidegate_listener::BodyLength;
 
 /// What the client sends next. Over HTTP/1.1 a head follows the body before it, so only the latest request can have an
 /// unread body.

@@ -17,7 +17,7 @@ use hyper::server::conn::http1::UpgradeableConnection;
 use hyper::server::conn::{http1, http2};
 use hyper::service::{Service, service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
-use tidegate_listener::ConnectionPermit;
+use tidegate_listener::{BodyLength, ConnectionPermit};
 use tidegate_store::Store;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
@@ -26,7 +26,6 @@ use tokio_util::task::task_tracker::TaskTrackerToken;
 
 use super::idle_watchdog::{IdleAction, WatchHandle};
 use super::io::{ClientSocket, TrackedIo};
-use super::request_framing::BodyLength;
 use super::response_streams::{InFlightBody, ResponseStreams, StreamExecutor};
 use super::send_queue::AddressPair;
 use super::unparsable;

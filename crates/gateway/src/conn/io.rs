@@ -11,11 +11,11 @@ use std::task::{Context, Poll, ready};
 
 use bytes::Bytes;
 use smallvec::SmallVec;
+use tidegate_listener::{BodyLength, RequestFraming};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, ReadBuf};
 
 use super::activity::Activity;
 use super::lingering_close::LingeringClose;
-use super::request_framing::{BodyLength, RequestFraming};
 use super::unparsable::BareResponse;
 
 /// The largest read of a head into a larger buffer than this; most heads fit.

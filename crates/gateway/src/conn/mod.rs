@@ -2,7 +2,7 @@
 //!
 //! 1. `accept`: the accept loop of a worker on its socket of a `Listener`; a `ConnectionLimiter` limits connections, in total and per address
 //! 2. `connection`: the task of one connection: TLS handshake, HTTP/1.1 or HTTP/2, `crate::service` for each request
-//! 3. `io`: the byte streams below TLS and below HTTP; `request_framing` finds the ends of heads and checks chunks
+//! 3. `io`: the byte streams below TLS and below HTTP; `RequestFraming` of `listener` finds the ends of heads and checks chunks
 //! 4. `activity`: the state of the connection, updated by 2 and 3
 //! 5. `response_streams`: response bodies; over HTTP/2, the read rate of each stream
 //! 6. `idle_watchdog`: visits every connection of a worker periodically; `idle_policy` decides which to park or close,
@@ -20,7 +20,6 @@ mod idle_policy;
 mod idle_watchdog;
 mod io;
 mod lingering_close;
-mod request_framing;
 mod response_streams;
 mod send_queue;
 mod unparsable;

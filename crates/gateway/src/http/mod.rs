@@ -1,7 +1,6 @@
 //! Requests and responses: hop-by-hop and forwarding headers, bodies, upgrades.
 
 pub(crate) mod access_log;
-pub(crate) mod chunks;
 pub(crate) mod forwarded;
 pub(crate) mod header_flags;
 pub(crate) mod hop_headers;

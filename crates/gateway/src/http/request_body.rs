@@ -5,7 +5,6 @@
 //! nothing of it was read, or from its beginning if everything that was read is recorded.
 
 use std::cell::RefCell;
-use std::io;
 use std::pin::Pin;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -15,10 +14,10 @@ use bytes::{Bytes, BytesMut};
 use http::HeaderMap;
 use http_body::{Body, Frame, SizeHint};
 use hyper::body::Incoming;
+use tidegate_listener::ChunkError;
 use tidegate_policy::UnderscoreHeaders;
 
 use crate::conn::{Activity, UnreadBody};
-use crate::http::chunks::ChunkError;
 use crate::http::hop_headers;
 use crate::http::response_body::{BodyError, StallTimer};
 use crate::resource_limits::MinRate;
@@ -61,8 +60,7 @@ pub(crate) enum UploadFailure {
 impl UploadFailure {
     /// Why hyper cannot read the body of a request.
     fn of(error: &hyper::Error) -> Self {
-        let io = std::error::Error::source(error).and_then(|source| source.downcast_ref::<io::Error>());
-        match io.and_then(io::Error::get_ref).and_then(|source| source.downcast_ref()) {
+        match ChunkError::of(error) {
             Some(ChunkError::TooLarge) => Self::TooLarge,
             Some(ChunkError::Malformed) | None => Self::Malformed,
         }

@@ -1,10 +1,10 @@
 //! Rejects or normalizes ambiguous requests: hyper accepts them, but servers may interpret them differently.
 
-use http::header::{CONTENT_LENGTH, HOST, HeaderValue, TRANSFER_ENCODING};
+use http::header::{CONTENT_LENGTH, HOST, HeaderValue};
 use http::request::Parts;
 use http::uri::PathAndQuery;
 use http::{Uri, Version};
-use tidegate_policy::{RequestError, check_method, host_header, requested_host};
+use tidegate_policy::{RequestError, check_method, check_transfer_encoding, host_header, requested_host};
 
 use crate::error::ServeError;
 use crate::http::header_flags::HeaderFlags;
@@ -17,14 +17,8 @@ pub(crate) fn check_framing(
 ) -> Result<HeaderFlags, ServeError> {
     let headers = &mut parts.headers;
     check_method(parts.method.as_str(), parts.uri.path()).map_err(bad_request)?;
-    // hyper accepts any list that ends in `chunked`, and decodes only that.
     if flags.contains(HeaderFlags::TRANSFER_ENCODING) {
-        let mut codings = headers.get_all(TRANSFER_ENCODING).iter();
-        if let Some(coding) = codings.next()
-            && (codings.next().is_some() || !coding.as_bytes().eq_ignore_ascii_case(b"chunked"))
-        {
-            return Err(ServeError::Framing("Transfer-Encoding must be `chunked`"));
-        }
+        check_transfer_encoding(headers).map_err(bad_request)?;
     }
     if flags.contains(HeaderFlags::CONTENT_LENGTH)
         && let Some(length) = headers.get(CONTENT_LENGTH)

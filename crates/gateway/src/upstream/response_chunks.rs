@@ -6,7 +6,7 @@
 
 use memchr::memchr_iter;
 
-use crate::http::chunks::{ChunkError, ChunkScanner};
+use tidegate_listener::{ChunkError, ChunkScanner};
 
 const NAME: &[u8; 18] = b"transfer-encoding:";
 

@@ -158,6 +158,28 @@ fn bad_values_are_ignored_and_good_ones_kept() {
 }
 
 #[test]
+fn parse_reset_as_a_unix_time_in_any_unit_is_the_time_until_then() {
+    for (value, seconds) in [
+        ("1700000030000", 30),
+        ("1700000029999.5", 30),
+        ("1700000030000000", 30),
+        ("1700000029999999001", 30),
+        ("1600000000000", 0),
+        ("Tue, 14 Nov 2023 22:13:50 GMT", 30),
+        ("999999999", 999_999_999),
+        ("1700000030", 30),
+        // Beyond the range.
+        ("99999999999999999999999999", Timestamp::MAX.as_micros().div_ceil(1_000_000) - 1_700_000_000),
+    ] {
+        let parsed = parse(&[("x-ratelimit-limit", "100"), ("x-ratelimit-reset", value)]);
+        let reset = parsed.limits[0].reset_after.map(|span| span.as_micros().div_ceil(1_000_000));
+        assert_eq!(reset, Some(seconds), "{value}");
+    }
+    let dictionary = parse(&[("ratelimit", "limit=100, remaining=0, reset=1700000030000")]);
+    assert_eq!(dictionary.limits, [limit(100, 0, 30)]);
+}
+
+#[test]
 fn parse_too_many_limits_ignores_the_rest() {
     let members: Vec<_> = (0..10_000).map(|n| format!("\"{n}\";r=1;t=1")).collect();
     let value = HeaderValue::from_str(&members.join(",")).unwrap();

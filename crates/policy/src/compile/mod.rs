@@ -27,6 +27,7 @@ mod telemetry_config;
 
 use std::sync::Arc;
 
+use ipnet::IpNet;
 use tidegate_headers::{BodyStyle, HeaderStyle};
 
 use crate::directory::Directory;
@@ -104,7 +105,7 @@ pub fn compile_with(
         expressions: ExpressionBudget::default(),
         configured: Vec::new(),
         directory: None,
-        file_bans: 0,
+        file_bans: Vec::new(),
         path_case: PathCase::default(),
         store: None,
         store_url: options.store_url.map(StoreUrl::new),
@@ -183,7 +184,7 @@ struct CompileContext<'s, 'f> {
     /// The tier and tenant of each API key.
     directory: Option<Arc<Directory>>,
     /// How many networks the ban file lists.
-    file_bans: usize,
+    file_bans: Vec<IpNet>,
     /// The least strict `path_case` of all routes.
     path_case: PathCase,
     /// `store`; `None` if it is invalid.
@@ -274,7 +275,7 @@ fn decode<'s>(
         http,
         clients,
         bans,
-        file_bans: context.file_bans,
+        file_bans: std::mem::take(&mut context.file_bans),
         rate_limits: rate_limits?,
         headers,
         error_body: error_body?,
@@ -291,7 +292,7 @@ fn bans<'s>(
     fields: &Fields<'_, 's>,
     clients: Option<&Clients>,
     context: &mut CompileContext<'s, '_>,
-) -> Vec<ipnet::IpNet> {
+) -> Vec<IpNet> {
     let Some(node) = fields.get("bans") else { return Vec::new() };
     context.targets.bans = NodeRef::from(node);
     let fields = Fields::open(node, &BANS, &mut context.report);

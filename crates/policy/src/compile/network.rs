@@ -114,15 +114,15 @@ pub(super) fn bans(
         for (number, line) in files::lines(&file.bytes) {
             let text = String::from_utf8_lossy(line);
             match parse(&text) {
-                Ok(network) => {
-                    banned.push(network);
-                    context.file_bans += 1;
-                }
+                Ok(network) => context.file_bans.push(network),
                 Err(NetworkProblem { what, .. }) => invalid.push((number, what)),
             }
         }
         files::report_invalid_lines(node, &file.name, &invalid, EXPECTED, context);
     }
+    context.file_bans.sort();
+    context.file_bans.dedup();
+    banned.extend(&context.file_bans);
     banned.sort();
     banned.dedup();
     banned

@@ -11,7 +11,7 @@
 //! Fields may be quoted. Lines end with LF or CRLF.
 //!
 //! Keys are secrets and there may be millions of them, so the directory does not store them: it stores a 128-bit
-//! `SipHash` of each key under a random seed. A key that is not in a file of n keys is accepted with a probability of
+//! `SipHash` of each key under a random seed of this process. A key that is not in a file of n keys is accepted with a probability of
 //! n · 2^-128. A directory is immutable; after a change of the file the caller builds a new one.
 
 pub(crate) mod file;
@@ -20,6 +20,7 @@ mod table;
 
 use std::fmt;
 use std::hash::{BuildHasher, RandomState};
+use std::sync::LazyLock;
 
 use hashbrown::{HashMap, HashTable};
 use siphasher::sip128::SipHasher13;
@@ -108,6 +109,11 @@ impl Directory {
         self.len() == 0
     }
 
+    /// How many keys are not in `other`. Tiers and tenants do not matter.
+    pub(crate) fn count_missing_in(&self, other: &Self) -> usize {
+        self.keys.iter().filter(|key| other.keys.find(key).is_none()).count()
+    }
+
     /// The size in bytes, without the allocator's rounding.
     pub fn size(&self) -> usize {
         self.keys.size() + self.grants.capacity() * size_of::<(u32, u32)>() + self.tenants.size()
@@ -121,13 +127,18 @@ impl fmt::Debug for Directory {
     }
 }
 
-/// The random secret of a directory that keys are hashed with.
+/// The random secret that keys are hashed with: one for the process, so that directories can be compared.
+#[derive(Clone)]
 struct Seed(SipHasher13);
 
+static SEED: LazyLock<Seed> = LazyLock::new(|| {
+    let random = RandomState::new();
+    Seed(SipHasher13::new_with_keys(random.hash_one(0), random.hash_one(1)))
+});
+
 impl Seed {
-    fn random() -> Self {
-        let random = RandomState::new();
-        Self(SipHasher13::new_with_keys(random.hash_one(0), random.hash_one(1)))
+    fn of_process() -> Self {
+        SEED.clone()
     }
 
     fn hash(&self, key: &[u8]) -> KeyHash {
@@ -155,7 +166,7 @@ impl DirectoryBuilder {
     fn new(tiers: &[impl AsRef<str>]) -> Self {
         let directory = Directory {
             keys: KeyTable::for_entries(0),
-            seed: Seed::random(),
+            seed: Seed::of_process(),
             grants: Vec::new(),
             tiers: tiers.iter().map(|tier| tier.as_ref().into()).collect(),
             tenants: TenantNames::default(),

@@ -77,6 +77,12 @@ impl KeyTable {
         self.len
     }
 
+    /// All keys.
+    pub(super) fn iter(&self) -> impl Iterator<Item = &KeyHash> {
+        let slots = self.buckets.iter().flat_map(|bucket| bucket.keys.iter().zip(&bucket.values));
+        slots.filter(|(_, value)| **value != VACANT).map(|(key, _)| key)
+    }
+
     /// The size in bytes.
     pub(super) fn size(&self) -> usize {
         size_of_val(&*self.buckets)

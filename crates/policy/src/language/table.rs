@@ -293,7 +293,7 @@ pub(crate) static CLIENTS: Mapping = Mapping {
         PolicyKey::new(
             "on_invalid",
             Choice(ON_INVALID),
-            "What happens to a header with a token that is not valid, or with an API key that is not in the keys file. `forward`: it is forwarded and does not count. `remove`: it is removed before anything reads it; the decision service cannot remove it and answers 401. `reject`: 401 with `WWW-Authenticate`.",
+            "What happens to a header with a token that is not valid, or with an API key that is not in the keys file. `forward`: it is forwarded and does not count. `remove`: it is removed before anything reads it; the decision service cannot remove it and answers 401. `reject`: 401 with `WWW-Authenticate`; the gateway counts the request as one without the header, so that guesses are limited.",
             "reject",
         )
         .default("forward"),

@@ -38,7 +38,9 @@ impl Matcher {
         Ok(())
     }
 
-    /// The same, but removes invalid headers if the policy says so.
+    /// The same, but removes invalid headers, which is an error unless the policy says `remove`. After an error with a
+    /// [`challenge`](HeaderError::challenge) the request is to be counted as one without them: a guess must not be free, and names
+    /// no client.
     #[inline]
     pub fn apply_credentials(
         &self,
@@ -55,14 +57,19 @@ impl Matcher {
         directory: Option<&Directory>,
         now: impl Fn() -> Timestamp,
     ) -> Result<(), HeaderError> {
+        let mut refused = Ok(());
         loop {
             match self.check_credentials(headers, directory, &now) {
-                Err(HeaderError::InvalidToken(name) | HeaderError::UnknownKey(name))
-                    if self.plan.clients.on_invalid == OnInvalid::Remove =>
-                {
-                    headers.remove(name);
+                Err(error @ (HeaderError::InvalidToken(_) | HeaderError::UnknownKey(_))) => {
+                    if let HeaderError::InvalidToken(name) | HeaderError::UnknownKey(name) = &error {
+                        headers.remove(name);
+                    }
+                    if self.plan.clients.on_invalid != OnInvalid::Remove {
+                        refused = refused.and(Err(error));
+                    }
                 }
-                checked => return checked,
+                Err(error) => return Err(error),
+                Ok(()) => return refused,
             }
         }
     }

@@ -66,8 +66,8 @@ pub struct Plan {
     pub clients: Clients,
     /// Networks that are rejected with 403.
     pub bans: Vec<IpNet>,
-    /// How many networks the ban file lists.
-    pub file_bans: usize,
+    /// Those of them that the ban file lists.
+    pub file_bans: Vec<IpNet>,
     /// The limits.
     pub rate_limits: RateLimits,
     /// The rate-limit header styles of responses.

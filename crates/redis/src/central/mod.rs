@@ -11,7 +11,7 @@ use tokio::sync::oneshot;
 
 use crate::config::RedisConfig;
 use crate::link::{Link, LinkError, LinkReport};
-use crate::operation::{AttemptId, CounterCheck, CounterRefund, Operation, OperationReply};
+use crate::operation::{AttemptId, CounterCheck, CounterRefund, FOREIGN_ENTRY, Operation, OperationReply};
 pub(crate) use slots::{SlotDecision, SlotFailure};
 use slots::{SlotGroup, merge};
 
@@ -231,9 +231,7 @@ impl Drop for AttemptGuard {
 
 fn unexpected(reply: &OperationReply) -> StoreError {
     let reason = match reply {
-        OperationReply::NewerFormat => {
-            "a newer version wrote this counter, or it is malformed; update this node, or reset the counter"
-        }
+        OperationReply::NewerFormat => FOREIGN_ENTRY,
         _ => "the reply does not match the operation",
     };
     StoreError::Protocol { reason: reason.to_owned() }

@@ -103,7 +103,8 @@ impl FallbackStore {
     /// Whether the units of a refund were admitted here, and not by Redis.
     pub(crate) fn has_charged(&self, refund: &Refund<'_>, now: Timestamp) -> bool {
         let now = self.server_time(now);
-        !self.overrides.may_affect(refund, now) && self.ledger.has_charged(refund, now)
+        let limit = self.overrides.limit_of_charge(refund, now);
+        limit.is_some_and(|limit| self.ledger.has_charged(&Refund { limit: &limit, ..*refund }, now))
     }
 
     /// Takes back a charge that was not sent. By the time it can be sent, its window may be over.
@@ -209,11 +210,12 @@ impl Store for FallbackStore {
 
     async fn refund(&self, refunds: &[Refund<'_>], now: Timestamp) -> Result<(), StoreError> {
         let now = self.server_time(now);
-        for refund in refunds.iter().filter(|refund| !self.overrides.may_affect(refund, now)) {
-            let limit = self.share(refund.limit);
+        for refund in refunds {
+            let Some(whole) = self.overrides.limit_of_charge(refund, now) else { continue };
+            let limit = self.share(&whole);
             let local = Refund { limit: &limit, ..*refund };
             self.memory.refund(&[local], now).await?;
-            self.ledger.refund(refund, now);
+            self.ledger.refund(&Refund { limit: &whole, ..*refund }, now);
         }
         Ok(())
     }

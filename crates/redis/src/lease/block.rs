@@ -80,6 +80,8 @@ pub(crate) struct LeaseBlock {
     settle_latest: Timestamp,
     horizon: TimeSpan,
     rejections_in_a_row: u32,
+    /// The counter in Redis at the last contact, with all leased units charged; unknown while an override applies.
+    occupied: Option<[u64; 3]>,
 }
 
 /// What Redis said last.
@@ -161,6 +163,7 @@ impl LeaseBlock {
             settle_latest: Timestamp::ZERO,
             latest: Timestamp::ZERO,
             rejections_in_a_row: 0,
+            occupied: None,
         }
     }
 
@@ -205,6 +208,7 @@ impl LeaseBlock {
     pub(crate) fn forget(&mut self) {
         self.granted = self.spent;
         self.contact = None;
+        self.occupied = None;
         self.rejection = None;
         self.pending = None;
         self.low_water = 0;
@@ -242,7 +246,12 @@ impl LeaseBlock {
         }
         missing > 0
             && cost.get() <= contact.capacity
-            && self.rejection.is_none_or(|rejection| missing < rejection.least || now >= rejection.ask_at)
+            && self.rejection.is_none_or(|rejection| {
+                missing < rejection.least
+                    || now >= rejection.ask_at
+                    // How long a larger cost has to wait is known only to Redis.
+                    || missing > rejection.least && self.occupied.is_none()
+            })
     }
 
     /// Why Redis should be contacted after a decision of this cost, if it should.
@@ -288,8 +297,8 @@ impl LeaseBlock {
         } else if cost <= units {
             (Verdict::PASS, units.saturating_sub(cost))
         } else {
-            let retry_at = self.rejection.map_or(now + BACKOFF, |rejection| rejection.retry_at);
-            (Verdict::NotUntil { retry_after: retry_at.since(now).max(ASK_INTERVAL) }, units)
+            let retry_after = self.retry_at(contact, cost, now).since(now).max(ASK_INTERVAL);
+            (Verdict::NotUntil { retry_after }, units)
         };
         let unspent = TimeSpan::from_micros(left.saturating_mul(self.refill.as_micros()));
         Outcome::new(
@@ -298,6 +307,24 @@ impl LeaseBlock {
             left.saturating_add(contact.available).min(contact.capacity),
             (contact.reset_at - unspent).since(now),
         )
+    }
+
+    /// The first moment at which `cost` can be admitted, if nothing else is charged meanwhile and no other node returns units.
+    fn retry_at(&self, contact: &LastContact, cost: u64, now: Timestamp) -> Timestamp {
+        let (Some(occupied), Some(rejection)) = (self.occupied, self.rejection) else {
+            return self.rejection.map_or(now + BACKOFF, |rejection| rejection.retry_at);
+        };
+        let (limit, at) = (&self.limit, contact.at);
+        let mut state = limit.state_from_numbers(occupied);
+        // What is left of the lease counts for the cost itself: it is spent on it, or returned.
+        limit.refund(&mut state, at, at, Cost::new(self.units(now)));
+        let sent = self.pending.map_or(0, |pending| pending.debt);
+        limit.charge(&mut state, at, Cost::new(self.debt.saturating_add(sent)));
+        match limit.evaluate(&state, at, Cost::new(cost)).verdict {
+            Verdict::NotUntil { retry_after } => contact.received + retry_after,
+            // Redis has granted less than was free, because of other nodes.
+            Verdict::Pass { .. } | Verdict::Never => rejection.retry_at,
+        }
     }
 
     /// Evaluates `cost` like [`evaluate`](Self::evaluate), but units that no node has leased fit too.
@@ -477,6 +504,7 @@ impl LeaseBlock {
             capacity: reply.capacity,
             reset_at: now + reply.reset_after,
         });
+        self.occupied = reply.occupied;
         let parts = if is_windowed(&self.limit) { 4 } else { 2 };
         let interval = TimeSpan::from_micros(reply.life.as_micros() / parts);
         self.horizon = interval.clamp(HORIZON.0, HORIZON.1);

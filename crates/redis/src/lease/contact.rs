@@ -60,12 +60,7 @@ pub(super) enum ContactFailure {
 impl ContactFailure {
     /// Why the script has left the entry alone, if it has.
     pub(super) fn of_status(status: LeaseStatus) -> Option<Self> {
-        let reason = match status {
-            LeaseStatus::Done | LeaseStatus::Ignored => return None,
-            LeaseStatus::NewerFormat => "a newer version wrote this counter; update this node",
-            LeaseStatus::Malformed => "the entry of this counter in Redis is malformed; reset the counter",
-        };
-        Some(Self::Protocol(reason.to_owned()))
+        status.entry_error().map(|reason| Self::Protocol(reason.to_owned()))
     }
 }
 

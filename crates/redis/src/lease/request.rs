@@ -72,6 +72,8 @@ pub(crate) struct LeaseReply {
     pub(crate) reset_after: TimeSpan,
     /// The units that other nodes can still spend.
     pub(crate) held_elsewhere: u64,
+    /// The counter's state with all leased units charged, in numbers; `None` if another limit than that of the request applies.
+    pub(crate) occupied: Option<[u64; 3]>,
 }
 
 /// What became of a request.
@@ -86,4 +88,15 @@ pub(crate) enum LeaseStatus {
     NewerFormat,
     /// The entry is not one that the script writes. Nothing has happened, and the rest of the reply is unknown.
     Malformed,
+}
+
+impl LeaseStatus {
+    /// Why the script has left the entry alone, if it has.
+    pub(crate) fn entry_error(self) -> Option<&'static str> {
+        match self {
+            Self::Done | Self::Ignored => None,
+            Self::NewerFormat => Some("a newer version wrote this counter; update this node"),
+            Self::Malformed => Some("the entry of this counter in Redis is malformed; reset the counter"),
+        }
+    }
 }

@@ -385,6 +385,7 @@ impl Dispatcher {
     /// Work at every probe interval: probes, pings and new routes.
     fn maintain(&mut self) {
         self.intervals += 1;
+        self.shared.error_replies.check_end(self.shared.now());
         self.shared.heartbeat.fetch_add(1, Ordering::Relaxed);
         let tick = self.shared.queue.now();
         let addresses: Vec<_> = self.servers.keys().cloned().collect();
@@ -474,9 +475,15 @@ impl Dispatcher {
         self.failures.failed(error, self.shared.now());
     }
 
-    /// Answers a call with an error reply of the server.
-    pub(super) fn answer_rejected(&self, call: &PendingCall, reason: &str) {
+    /// Counts an error reply, and logs it when it is a new one.
+    pub(super) fn note_error_reply(&self, address: &ServerAddress, reason: &str) {
         stats::add(&self.shared.stats.error_replies, 1);
+        self.shared.error_replies.record(address, reason, self.shared.now());
+    }
+
+    /// Answers a call with an error reply of the server.
+    pub(super) fn answer_rejected(&self, address: &ServerAddress, call: &PendingCall, reason: &str) {
+        self.note_error_reply(address, reason);
         self.shared.queue.answer(&call.reply, Err(StoreError::Protocol { reason: reason.to_owned() }));
     }
 }

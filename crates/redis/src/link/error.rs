@@ -153,7 +153,7 @@ pub(super) enum ErrorReply {
     /// Not executed: the server does not know the script.
     NoScript,
     /// Not executed: the server cannot write now (loading, a replica, without a quorum, or busy).
-    NotReady,
+    NotReady { reason: String },
     /// Any other error. It is never repeated.
     Rejected { reason: String },
 }
@@ -162,7 +162,8 @@ impl ErrorReply {
     /// `from` is the server that sent the reply: an address without a host means its host.
     pub(super) fn parse(error: &ServerError, from: &ServerAddress) -> Self {
         let details = error.details().unwrap_or_default();
-        let rejected = || Self::Rejected { reason: format!("{}: {details}", error.code()) };
+        let reason = || format!("{}: {details}", error.code());
+        let rejected = || Self::Rejected { reason: reason() };
         match error.code() {
             "MOVED" => match redirection(details, from) {
                 Some((slot, address)) => Self::Moved { slot, address },
@@ -174,7 +175,9 @@ impl ErrorReply {
             },
             "TRYAGAIN" => Self::TryAgain,
             "NOSCRIPT" => Self::NoScript,
-            "LOADING" | "READONLY" | "CLUSTERDOWN" | "MASTERDOWN" | "BUSY" => Self::NotReady,
+            "LOADING" | "READONLY" | "CLUSTERDOWN" | "MASTERDOWN" | "BUSY" => {
+                Self::NotReady { reason: reason() }
+            }
             _ => rejected(),
         }
     }

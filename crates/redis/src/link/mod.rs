@@ -11,6 +11,7 @@ mod batch;
 mod connect;
 mod dispatcher;
 mod error;
+mod error_replies;
 mod failure_log;
 mod queue;
 mod replies;
@@ -33,6 +34,7 @@ use tidegate_store::{Clock, ClockReading, StoreError, SystemClock};
 use tokio::runtime::Handle;
 use tokio::sync::{mpsc, oneshot, watch};
 
+use self::error_replies::ErrorReplies;
 use self::queue::{CallBody, CallQueue, CallReply};
 use self::routes::{RouteTable, SlotRoute};
 use self::stats::LinkStats;
@@ -43,6 +45,7 @@ use crate::server_time::ServerTime;
 
 pub(crate) use self::connect::{RedisConnector, ServerConnection};
 pub(crate) use self::error::{ConnectError, LinkError, is_unsent, missing_permission};
+pub use self::error_replies::ErrorReplyReport;
 pub use self::stats::{BATCH_BOUNDS, LATENCY_BOUNDS, LinkReport};
 pub(crate) use self::subscription::ChannelEvent;
 pub(crate) use self::topology::{Topology, ask_sentinel, discover};
@@ -78,6 +81,7 @@ struct SharedState {
     queue: CallQueue,
     routes: ArcSwap<RouteTable>,
     stats: LinkStats,
+    error_replies: ErrorReplies,
     /// The thread's own clock: the store's clock may be set by hand.
     timer: SystemClock,
     /// Counts up while the thread works.
@@ -95,6 +99,7 @@ impl Link {
             queue: CallQueue::default(),
             routes: ArcSwap::from_pointee(RouteTable::Unknown),
             stats: LinkStats::default(),
+            error_replies: ErrorReplies::default(),
             timer: SystemClock::new(),
             heartbeat: AtomicU64::new(0),
         });
@@ -246,14 +251,15 @@ impl Link {
 
     /// The state and the counts.
     pub(crate) fn report(&self) -> LinkReport {
-        let routes = self.shared.routes.load();
+        let (routes, now) = (self.shared.routes.load(), self.shared.timer.now());
         let open = routes.servers().iter().filter(|server| !server.is_available()).count();
         LinkReport {
             servers: routes.servers().len() as u64,
             servers_open: open as u64,
             servers_connected: self.shared.stats.connected.load(Ordering::Relaxed),
             unanswered: self.shared.queue.unanswered() as u64,
-            ..self.shared.stats.report(self.shared.timer.now())
+            last_error_reply: self.shared.error_replies.last(now),
+            ..self.shared.stats.report(now)
         }
     }
 }

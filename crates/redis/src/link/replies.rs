@@ -33,7 +33,7 @@ impl Dispatcher {
                 return;
             }
         };
-        let (mut is_ready, mut unloaded, mut not_loaded) = (true, Vec::new(), None);
+        let (mut refusal, mut unloaded, mut not_loaded) = (None, Vec::new(), None);
         for (group, reply) in batch.groups.into_iter().zip(replies) {
             let Some(group) = group else {
                 if let Value::ServerError(error) = reply {
@@ -44,10 +44,9 @@ impl Dispatcher {
             match reply {
                 Value::ServerError(error) => {
                     let error = ErrorReply::parse(&error, address);
-                    is_ready &= error != ErrorReply::NotReady;
                     if let (ErrorReply::NoScript, Some(reason)) = (&error, &not_loaded) {
                         // The script cannot be loaded, so that sending the calls again would not help.
-                        group.calls.iter().for_each(|call| self.answer_rejected(call, reason));
+                        group.calls.iter().for_each(|call| self.answer_rejected(address, call, reason));
                         continue;
                     }
                     if error == ErrorReply::NoScript {
@@ -55,14 +54,17 @@ impl Dispatcher {
                         continue;
                     }
                     for call in group.calls {
-                        self.handle_error(call, &error);
+                        self.handle_error(address, call, &error);
+                    }
+                    if let ErrorReply::NotReady { reason } = error {
+                        refusal = Some(reason);
                     }
                 }
-                reply => self.answer(&group, &reply),
+                reply => self.answer(address, &group, &reply),
             }
         }
         self.send_again(address, unloaded);
-        self.record_replies(address, is_ready);
+        self.record_replies(address, refusal);
     }
 
     /// Sends calls whose script is not loaded again, before all others and in the same order.
@@ -86,7 +88,9 @@ impl Dispatcher {
         }
     }
 
-    fn record_replies(&mut self, address: &ServerAddress, is_ready: bool) {
+    /// Records whether the server works; `refusal` says why it does not.
+    fn record_replies(&mut self, address: &ServerAddress, refusal: Option<String>) {
+        let is_ready = refusal.is_none();
         let now = self.shared.now();
         let outcome = if is_ready { CallOutcome::Success } else { CallOutcome::Failure };
         let Some(server) = self.servers.get(address) else { return };
@@ -96,7 +100,7 @@ impl Dispatcher {
         }
         let has_opened = server.health.record(outcome, now);
         if has_opened {
-            let reason = "it is loading, read-only, busy or without a quorum".to_owned();
+            let reason = refusal.unwrap_or_default();
             self.log_failure(&ConnectError::Probe { address: address.clone(), reason });
             self.note_breakers(true);
             self.reject_backlog(address);
@@ -109,7 +113,7 @@ impl Dispatcher {
         }
     }
 
-    fn answer(&self, group: &CallGroup, reply: &Value) {
+    fn answer(&self, address: &ServerAddress, group: &CallGroup, reply: &Value) {
         let now = self.shared.timer_reading();
         // Commands are background work of the store, and so are exchanges of counts.
         let is_decision = matches!(group.script, Some(ScriptName::Central | ScriptName::Lease));
@@ -125,22 +129,29 @@ impl Dispatcher {
         match group.decode(reply) {
             Ok(replies) => {
                 for (call, reply) in group.calls.iter().zip(replies) {
+                    if let Some(reason) = reply.entry_error() {
+                        self.note_error_reply(address, reason);
+                    }
                     answer(call, CallReply::Operation(reply));
                 }
             }
             Err(error) => {
                 let reason = error.to_string();
-                group.calls.iter().for_each(|call| self.answer_rejected(call, &reason));
+                group.calls.iter().for_each(|call| self.answer_rejected(address, call, &reason));
             }
         }
     }
 
-    fn handle_error(&mut self, mut call: PendingCall, error: &ErrorReply) {
+    fn handle_error(&mut self, from: &ServerAddress, mut call: PendingCall, error: &ErrorReply) {
         if let ErrorReply::Rejected { reason } = error {
-            return self.answer_rejected(&call, reason);
+            return self.answer_rejected(from, &call, reason);
+        }
+        if let ErrorReply::NotReady { reason } = error {
+            self.note_error_reply(from, reason);
         }
         if !self.grouping.has_slots && matches!(error, ErrorReply::Moved { .. } | ErrorReply::Ask { .. }) {
-            return self.answer_rejected(&call, "the server is part of a cluster; use `redis-cluster://`");
+            let reason = "the server is part of a cluster; use `redis-cluster://`";
+            return self.answer_rejected(from, &call, reason);
         }
         stats::add(&self.shared.stats.retries, 1);
         call.refusals += 1;

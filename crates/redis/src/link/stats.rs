@@ -4,6 +4,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use tidegate_core::Timestamp;
 
+use super::error_replies::ErrorReplyReport;
+
 /// Upper bounds of the latency histogram, in microseconds; one more bucket has the rest.
 pub const LATENCY_BOUNDS: [u64; 10] = [100, 250, 500, 1_000, 2_500, 5_000, 10_000, 20_000, 50_000, 100_000];
 /// Upper bounds of the histogram of operations per script call; one more bucket has the rest.
@@ -35,8 +37,11 @@ pub struct LinkReport {
     /// Calls that a server refused to execute, so that they were sent again: after a failover, during a reshard, or because
     /// the script was not loaded.
     pub retries: u64,
-    /// Error replies that were reported to the caller.
+    /// Calls that a server answered with an error: neither redirections nor unknown scripts. One that is sent again because the server
+    /// cannot write now counts each time.
     pub error_replies: u64,
+    /// The last of them.
+    pub last_error_reply: Option<ErrorReplyReport>,
     /// Operations that were sent.
     pub operations: u64,
     /// Script calls that carried them, by the number of operations; see [`BATCH_BOUNDS`].

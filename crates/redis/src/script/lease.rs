@@ -35,8 +35,11 @@ const MIN_TTL_MILLIS: u64 = 1_000;
 const CALLER_TTL_MILLIS: u64 = 3_600_000;
 /// The numbers of a reply; anything else comes from a malformed entry.
 const VALID_NUMBERS: std::ops::RangeInclusive<f64> = 0.0..=1_152_921_504_606_846_976.0;
-/// The bytes of a reply: a status and nine numbers.
-const REPLY_BYTES: usize = 1 + 9 * 8;
+/// Instead of a state: another limit than that of the request applies.
+const NO_STATE: u64 = 1 << 60;
+/// The bytes of a reply: a status and its numbers.
+const REPLY_BYTES: usize = 1 + REPLY_NUMBERS * 8;
+const REPLY_NUMBERS: usize = 12;
 
 /// Encodes lease operations for one call.
 pub(super) fn encode(operations: &[&Operation], now: Option<Timestamp>) -> Result<ScriptCall, StoreError> {
@@ -81,7 +84,7 @@ fn decode_one(packed: &[u8]) -> Result<LeaseReply, StoreError> {
         _ => return Err(protocol_error("unknown status of a lease")),
     }
     let numbers = numbers.as_chunks().0.iter().map(|bytes| f64::from_le_bytes(*bytes));
-    let numbers: SmallVec<[f64; 9]> = numbers.collect();
+    let numbers: SmallVec<[f64; REPLY_NUMBERS]> = numbers.collect();
     if numbers.iter().any(|number| !VALID_NUMBERS.contains(number)) {
         return Ok(without_lease(LeaseStatus::Malformed));
     }
@@ -98,6 +101,7 @@ fn decode_one(packed: &[u8]) -> Result<LeaseReply, StoreError> {
         retry_after: TimeSpan::from_micros(next()?),
         reset_after: TimeSpan::from_micros(next()?),
         held_elsewhere: next()?,
+        occupied: Some([next()?, next()?, next()?]).filter(|[first, ..]| *first != NO_STATE),
     };
     // A node never spends what no limit grants.
     Ok(if reply.granted > reply.capacity { without_lease(LeaseStatus::Malformed) } else { reply })

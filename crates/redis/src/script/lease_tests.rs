@@ -4,7 +4,7 @@ use std::num::NonZeroU32;
 
 use fastrand::Rng;
 use redis::{Connection, Value};
-use tidegate_core::{Algorithm, CounterKey, Limit, RuleId, Spec, TimeSpan, Timestamp};
+use tidegate_core::{Algorithm, Cost, CounterKey, Limit, Outcome, RuleId, Spec, TimeSpan, Timestamp};
 use tidegate_testkit::process::RedisServer;
 
 use super::lease::{SOURCE, decode, encode};
@@ -84,6 +84,14 @@ impl History {
         (LeaseRequest { key: self.key.clone(), limit, action }, node)
     }
 
+    /// What the state of a reply means for some costs.
+    fn waits(&self, reply: &LeaseReply) -> Option<[Outcome; 3]> {
+        let limit = self.limits.iter().find(|limit| limit.capacity() == reply.capacity)?;
+        let state = limit.state_from_numbers(reply.occupied?);
+        let costs = [1, limit.capacity().div_ceil(2), limit.capacity()];
+        Some(costs.map(|cost| limit.evaluate(&state, reply.now, Cost::new(cost))))
+    }
+
     fn apply(&mut self, node: usize, reply: &LeaseReply) {
         let held = &mut self.nodes[node];
         if reply.status != LeaseStatus::Done || self.random.u32(0..20) == 0 {
@@ -94,6 +102,11 @@ impl History {
             *held = HeldLease { epoch: reply.epoch.max(held.epoch), granted: reply.granted, spent: 0 };
         }
     }
+}
+
+/// The two paths may describe one state by different windows.
+fn without_states(replies: Vec<LeaseReply>) -> Vec<LeaseReply> {
+    replies.into_iter().map(|reply| LeaseReply { occupied: None, ..reply }).collect()
 }
 
 fn call(connection: &mut Connection, source: &str, operation: &Operation, now: Timestamp) -> Value {
@@ -138,6 +151,11 @@ fn fast_path_of_leases_replies_as_the_general_path() {
             else {
                 panic!("leases expected");
             };
+            let waits = |replies: &[LeaseReply]| -> Vec<_> {
+                replies.iter().map(|reply| history.waits(reply)).collect()
+            };
+            assert_eq!(waits(&replies), waits(&expected), "seed {seed}, counter {number}, step {step}");
+            let [replies, expected] = [replies, expected].map(without_states);
             assert_eq!(replies, expected, "seed {seed}, counter {number}, step {step}: {operation:?}");
             for (node, reply) in nodes.into_iter().zip(&replies) {
                 history.apply(node, reply);

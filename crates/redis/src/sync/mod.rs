@@ -307,8 +307,10 @@ impl Store for SyncStore {
     async fn refund(&self, refunds: &[Refund<'_>], now: Timestamp) -> Result<(), StoreError> {
         let node = &self.node;
         let (local, now) = (node.clock.local(now), node.clock.store_time(now));
-        for refund in refunds.iter().filter(|refund| !node.overrides.may_affect(refund, now)) {
-            node.table.change(refund.key, |counter| counter.refund(refund, now, local));
+        for refund in refunds {
+            let Some(limit) = node.overrides.limit_of_charge(refund, now) else { continue };
+            let refund = Refund { limit: &limit, ..*refund };
+            node.table.change(refund.key, |counter| counter.refund(&refund, now, local));
         }
         Ok(())
     }

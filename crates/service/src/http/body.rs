@@ -8,6 +8,7 @@ use std::time::Duration;
 use bytes::{Bytes, BytesMut};
 use http_body_util::BodyExt;
 use hyper::body::{Body, Incoming};
+use tidegate_listener::ChunkError;
 use tokio::time::{Sleep, sleep};
 
 use super::error::HttpError;
@@ -38,7 +39,7 @@ pub(super) async fn read_body(mut body: Incoming, max: usize) -> Result<Bytes, H
         };
         let Some(frame) = frame else { break };
         // Trailers say nothing about a check.
-        let Ok(data) = frame.map_err(|_| HttpError::BadBody)?.into_data() else { continue };
+        let Ok(data) = frame.map_err(|error| unreadable(&error, max))?.into_data() else { continue };
         let received = joined.as_ref().map_or(first.len(), BytesMut::len);
         if data.len() > max - received {
             return Err(HttpError::TooLarge { max });
@@ -58,4 +59,11 @@ pub(super) async fn read_body(mut body: Incoming, max: usize) -> Result<Bytes, H
         }
     }
     Ok(joined.map_or(first, BytesMut::freeze))
+}
+
+fn unreadable(error: &hyper::Error, max: usize) -> HttpError {
+    match ChunkError::of(error) {
+        Some(ChunkError::TooLarge) => HttpError::TooLarge { max },
+        Some(ChunkError::Malformed) | None => HttpError::BadBody,
+    }
 }

@@ -6,23 +6,29 @@ use std::pin::pin;
 use std::rc::Rc;
 use std::time::Duration;
 
+use http::header::{CONNECTION, HeaderValue};
 use http::request::Parts;
 use http::{Method, Request, Version};
-use hyper::body::Incoming;
+use hyper::body::{Body, Incoming};
 use hyper::rt::Executor;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::server::conn::auto;
+use tidegate_headers::BodyStyle;
+use tidegate_listener::{FramedIo, NextBody};
+use tidegate_policy::{RequestError, check_http1_headers};
 use tidegate_store::Store;
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt};
 use tokio::sync::watch;
 use tokio::task::unconstrained;
 use tokio::time::{MissedTickBehavior, interval, timeout};
 
-use super::dispatch::dispatch;
+use super::dispatch::{MAX_BATCH_BODY, dispatch};
+use super::error::HttpError;
 use super::idle_timeout::{ConnectionCounts, CountedIo, IdleTimeout, TICK};
 use super::plain_connection::{PlainConnection, PlainRest};
 use super::request::{EndpointBody, EndpointRequest, RequestHeaders};
+use super::response::HttpResponse;
 use crate::accept::ServiceConnection;
 use crate::fair_io::FairIo;
 use crate::worker::ServiceWorker;
@@ -69,17 +75,24 @@ async fn serve_any<S, IO>(
     S: Store + 'static,
     IO: AsyncRead + AsyncWrite + Unpin + 'static,
 {
-    let counts = Rc::new(ConnectionCounts::default());
-    let io = TokioIo::new(CountedIo::new(FairIo::new(io), rest.bytes, &counts));
+    let (counts, next_body) = (Rc::new(ConnectionCounts::default()), NextBody::default());
+    let io = FramedIo::new(FairIo::new(io), rest.bytes, &next_body, MAX_BATCH_BODY as u64);
+    let io = TokioIo::new(CountedIo::new(io, &counts));
     let (worker, counted) = (&worker, &counts);
     let service = {
         let (worker, counts) = (Rc::clone(worker), Rc::clone(counted));
         service_fn(move |request: Request<Incoming>| {
             let worker = Rc::clone(&worker);
             let in_flight = counts.begin_request(request.version() == Version::HTTP_2);
+            if request.version() < Version::HTTP_2 && !request.body().is_end_stream() {
+                next_body.follows(request.body().size_hint().exact());
+            }
             async move {
                 let (Parts { method, uri, version, headers, .. }, body) = request.into_parts();
                 let (path, authority, is_head) = (uri.path(), uri.host(), method == Method::HEAD);
+                if let Err(error) = check_http1_headers(version, &headers) {
+                    return Ok(misframed(error).into_hyper(is_head));
+                }
                 let headers = RequestHeaders::Map(headers);
                 let request = EndpointRequest { method, path, authority, version, headers };
                 let response = dispatch(&worker, peer, request, EndpointBody::Stream(body)).await;
@@ -112,6 +125,13 @@ async fn serve_any<S, IO>(
             }
         }
     }
+}
+
+/// The response to a request whose host or framing servers may read in several ways. What follows it may be read so too.
+fn misframed(error: RequestError) -> HttpResponse {
+    let mut response = HttpError::Request(error).into_response(BodyStyle::Problem);
+    response.headers.insert(CONNECTION, HeaderValue::from_static("close"));
+    response
 }
 
 /// hyper's settings. Head and idle timeouts are those of `idle_timeout`.

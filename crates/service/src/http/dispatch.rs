@@ -23,7 +23,7 @@ use crate::worker::{ServedPolicy, ServiceWorker};
 /// The longest body of a request.
 pub(super) const MAX_BODY: usize = 64 << 10;
 /// The longest body of a batch.
-const MAX_BATCH_BODY: usize = 1 << 20;
+pub(super) const MAX_BATCH_BODY: usize = 1 << 20;
 /// The description of this interface.
 const OPENAPI: &[u8] = include_bytes!("openapi.json");
 

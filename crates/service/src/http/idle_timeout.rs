@@ -9,7 +9,6 @@ use std::rc::Rc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use bytes::Bytes;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 /// How often the counts are compared.
@@ -90,17 +89,16 @@ impl IdleTimeout {
     }
 }
 
-/// A byte stream whose reads are counted, after bytes that were read before.
+/// A byte stream whose reads are counted.
 #[derive(Debug)]
 pub(super) struct CountedIo<IO> {
     io: IO,
-    before: Bytes,
     counts: Rc<ConnectionCounts>,
 }
 
 impl<IO> CountedIo<IO> {
-    pub(super) fn new(io: IO, before: Bytes, counts: &Rc<ConnectionCounts>) -> Self {
-        Self { io, before, counts: Rc::clone(counts) }
+    pub(super) fn new(io: IO, counts: &Rc<ConnectionCounts>) -> Self {
+        Self { io, counts: Rc::clone(counts) }
     }
 }
 
@@ -111,13 +109,7 @@ impl<IO: AsyncRead + Unpin> AsyncRead for CountedIo<IO> {
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
         let filled = buffer.filled().len();
-        let read = if self.before.is_empty() {
-            Pin::new(&mut self.io).poll_read(cx, buffer)
-        } else {
-            let length = self.before.len().min(buffer.remaining());
-            buffer.put_slice(&self.before.split_to(length));
-            Poll::Ready(Ok(()))
-        };
+        let read = Pin::new(&mut self.io).poll_read(cx, buffer);
         if read.is_ready() {
             self.counts.count_read(buffer.filled().get(filled..).unwrap_or_default());
         }

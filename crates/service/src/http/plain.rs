@@ -7,6 +7,7 @@ use std::mem::MaybeUninit;
 
 use http::header::{CONTENT_LENGTH, HeaderName};
 use http::{Method, Version, header};
+use tidegate_policy::normalize_host;
 
 use super::dispatch::is_endpoint;
 use super::request::{EndpointBody, EndpointRequest, RequestHeaders};
@@ -48,14 +49,21 @@ impl<'r> PlainRequest<'r> {
     }
 }
 
-/// The length of the body; `None` if it is not certain, or if a header asks for more than a response.
+/// The length of the body; `None` if it is not certain, if a header asks for more than a response, or if there is not one valid
+/// host.
 fn body_length(lines: &[httparse::Header<'_>]) -> Option<usize> {
-    let mut length = None;
+    let (mut length, mut has_host) = (None, false);
     for line in lines {
         let is = |name: HeaderName| line.name.eq_ignore_ascii_case(name.as_str());
         // Few headers have names of these lengths, so few are compared.
         match line.name.len() {
             2 if is(header::TE) => return None,
+            4 if is(header::HOST) => {
+                if has_host || !is_host(line.value) {
+                    return None;
+                }
+                has_host = true;
+            }
             6 if is(header::EXPECT) => return None,
             7 if is(header::UPGRADE) => return None,
             10 if is(header::CONNECTION) && !line.value.eq_ignore_ascii_case(b"keep-alive") => return None,
@@ -69,7 +77,11 @@ fn body_length(lines: &[httparse::Header<'_>]) -> Option<usize> {
             _ => {}
         }
     }
-    Some(length.unwrap_or_default())
+    has_host.then(|| length.unwrap_or_default())
+}
+
+fn is_host(value: &[u8]) -> bool {
+    std::str::from_utf8(value).is_ok_and(|host| !host.is_empty() && normalize_host(host).is_some())
 }
 
 fn parse_length(digits: &[u8]) -> Option<usize> {

@@ -4,13 +4,13 @@ use std::borrow::Cow;
 
 use tidegate_core::{Cost, CounterState, Limit, Outcome, Refund, Timestamp};
 
-use crate::store::Override;
+use crate::store::{Override, StoredOverride};
 
 /// One key's counter and override. The default is an unused key.
 #[derive(Clone, Debug, Default)]
 pub(super) struct OracleEntry {
     counter: Option<Counter>,
-    replacement: Option<Override>,
+    stored: Option<StoredOverride>,
 }
 
 /// A state, and the limit it was last counted under.
@@ -45,9 +45,9 @@ impl OracleEntry {
 
     /// Refunds only if the counter still uses the limit of the charge. Under another limit the part that is left is unknown.
     pub(super) fn refund(&mut self, refund: &Refund<'_>, now: Timestamp) {
-        let overridden = self.replacement.is_some_and(|replacement| replacement.may_affect(refund, now));
-        let counter = self.counter.as_mut().filter(|counter| counter.limit == *refund.limit);
-        if let Some(counter) = counter.filter(|_| !overridden) {
+        let limit = self.stored.map_or(Some(*refund.limit), |stored| stored.limit_of_charge(refund, now));
+        let counter = self.counter.as_mut().filter(|counter| Some(counter.limit) == limit);
+        if let Some(counter) = counter {
             counter.limit.refund(&mut counter.state, refund.charged, now, refund.cost);
         }
     }
@@ -59,9 +59,9 @@ impl OracleEntry {
     /// `None` ends the override now. The entry is kept for later refunds.
     pub(super) fn override_limit(&mut self, replacement: Option<Override>, now: Timestamp) {
         match replacement {
-            Some(_) => self.replacement = replacement,
+            Some(replacement) => self.stored = Some(StoredOverride::begin(replacement, self.stored, now)),
             None => {
-                if let Some(ended) = &mut self.replacement {
+                if let Some(StoredOverride { replacement: ended, .. }) = &mut self.stored {
                     ended.until = ended.until.min(now);
                 }
             }
@@ -69,7 +69,8 @@ impl OracleEntry {
     }
 
     fn in_force(&self, limit: &Limit, now: Timestamp) -> Limit {
-        self.replacement
+        let replacement = self.stored.map(|stored| stored.replacement);
+        replacement
             .filter(|replacement| now < replacement.until)
             .map_or(*limit, |replacement| replacement.limit)
     }
@@ -164,6 +165,21 @@ mod tests {
         entry.adopt(&rule, later);
         entry.refund(&refund, later);
         assert_eq!(entry.evaluate(&rule, later, Cost::ZERO).remaining, 0, "nor after the override ended");
+    }
+
+    #[test]
+    fn refund_of_a_charge_under_an_override_gives_it_back_while_it_applies() {
+        let (rule, replacement) = (limit(10, 60), limit(20, 3_600));
+        let mut entry = OracleEntry::default();
+        let over = Override { limit: replacement, until: NOW + TimeSpan::from_secs(60) };
+        entry.override_limit(Some(over), NOW);
+        let charged = NOW + TimeSpan::from_secs(1);
+        entry.adopt(&rule, charged);
+        entry.charge(&rule, charged, Cost::new(5));
+        // The same override again, as a node applies it that has it from another one.
+        entry.override_limit(Some(over), charged + TimeSpan::from_secs(1));
+        entry.refund(&refund_of(&rule, charged), charged);
+        assert_eq!(entry.evaluate(&rule, charged, Cost::ZERO).remaining, 20);
     }
 
     fn refund_of(limit: &Limit, charged: Timestamp) -> Refund<'_> {

@@ -364,12 +364,14 @@ impl MemoryStore {
 
     /// Makes refunds of one counter and limit, in one step. Refunds only if the counter still uses the limit of the charge.
     fn refund_counter(&self, refunds: &[Refund<'_>], now: Timestamp) {
-        let mut refunds = refunds.iter().filter(|refund| !self.overrides.may_affect(refund, now)).peekable();
-        let Some(Refund { key, limit, .. }) = refunds.peek() else { return };
+        // At one moment, all refunds of a counter whose limit is known have the same one.
+        let known = |refund| Some((refund, self.overrides.limit_of_charge(refund, now)?));
+        let mut refunds = refunds.iter().filter_map(known).peekable();
+        let Some((Refund { key, .. }, limit)) = refunds.peek() else { return };
         let number = self.table.limits.find_or_revive(limit).unwrap_or(CARRIED);
-        let resolved = ResolvedCheck { hash: self.hasher.hash(key), limit: **limit, number };
+        let resolved = ResolvedCheck { hash: self.hasher.hash(key), limit: *limit, number };
         self.with_locks(smallvec![resolved], now, |locked| {
-            for Refund { charged, cost, .. } in refunds {
+            for (Refund { charged, cost, .. }, _) in refunds {
                 if locked.counts_under_its_limit(0) {
                     locked.change(0, |limit, state| limit.refund(state, *charged, now, *cost));
                 }

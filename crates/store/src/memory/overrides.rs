@@ -7,7 +7,7 @@ use std::sync::{PoisonError, RwLock};
 use tidegate_core::{CounterKey, Limit, Refund, RuleId, Timestamp};
 
 use super::limit_registry::RetainedLimits;
-use crate::store::Override;
+use crate::store::{Override, StoredOverride};
 
 /// With fewer overrides it is not worth removing expired ones.
 const MIN_PURGE: usize = 64;
@@ -29,7 +29,7 @@ struct OverrideMap {
 /// An override, and its limit's number while the override applies.
 #[derive(Debug)]
 struct OverrideEntry {
-    replacement: Override,
+    stored: StoredOverride,
     retained: RetainedLimits,
 }
 
@@ -40,7 +40,7 @@ impl OverrideMap {
 
     fn remove_expired(&mut self, now: Timestamp) {
         for clients in self.rules.values_mut() {
-            clients.retain(|_, entry| !entry.replacement.has_expired(now));
+            clients.retain(|_, entry| !entry.stored.replacement.has_expired(now));
         }
         self.rules.retain(|_, clients| !clients.is_empty());
     }
@@ -61,7 +61,7 @@ impl Overrides {
 
     #[cold]
     fn find_in_force(&self, key: &CounterKey<'_>, now: Timestamp) -> Option<Limit> {
-        let replacement = self.find(key)?;
+        let StoredOverride { replacement, .. } = self.find(key)?;
         if replacement.has_expired(now) {
             self.remove(key);
         }
@@ -76,14 +76,17 @@ impl Overrides {
         });
     }
 
-    /// Whether the refunded charge may have been made under an override.
-    pub(super) fn may_affect(&self, refund: &Refund<'_>, now: Timestamp) -> bool {
-        self.find(&refund.key).is_some_and(|replacement| replacement.may_affect(refund, now))
+    /// The limit under which a charge was made and its counter still counts; `None` if that is unknown.
+    pub(super) fn limit_of_charge(&self, refund: &Refund<'_>, now: Timestamp) -> Option<Limit> {
+        match self.find(&refund.key) {
+            None => Some(*refund.limit),
+            Some(stored) => stored.limit_of_charge(refund, now),
+        }
     }
 
-    fn find(&self, key: &CounterKey<'_>) -> Option<Override> {
+    fn find(&self, key: &CounterKey<'_>) -> Option<StoredOverride> {
         let keys = self.keys.read().unwrap_or_else(PoisonError::into_inner);
-        keys.rules.get(&key.rule)?.get(key.client).map(|entry| entry.replacement)
+        keys.rules.get(&key.rule)?.get(key.client).map(|entry| entry.stored)
     }
 
     /// Starts an override whose limit is retained.
@@ -100,7 +103,9 @@ impl Overrides {
                 keys.purge_at = 2 * keys.count();
             }
             let clients = keys.rules.entry(key.rule).or_default();
-            clients.insert(key.client.into(), OverrideEntry { replacement, retained });
+            let earlier = clients.get(key.client).map(|entry| entry.stored);
+            let stored = StoredOverride::begin(replacement, earlier, now);
+            clients.insert(key.client.into(), OverrideEntry { stored, retained });
         });
     }
 
@@ -109,7 +114,8 @@ impl Overrides {
         self.change(|keys| {
             let clients = keys.rules.get_mut(&key.rule);
             if let Some(ended) = clients.and_then(|clients| clients.get_mut(key.client)) {
-                ended.replacement.until = ended.replacement.until.min(now);
+                let replacement = &mut ended.stored.replacement;
+                replacement.until = replacement.until.min(now);
                 ended.retained = RetainedLimits::default();
             }
         });
@@ -120,7 +126,7 @@ impl Overrides {
         self.change(|keys| {
             keys.remove_expired(now);
             let all = keys.rules.values_mut().flat_map(HashMap::values_mut);
-            for ended in all.filter(|entry| entry.replacement.until <= now) {
+            for ended in all.filter(|entry| entry.stored.replacement.until <= now) {
                 ended.retained = RetainedLimits::default();
             }
         });

@@ -84,7 +84,11 @@ pub fn try_request(
     headers: &str,
     body: &str,
 ) -> io::Result<Response> {
-    let host = if headers.contains("Host:") { String::new() } else { format!("Host: {address}\r\n") };
+    let host = if headers.lines().any(|line| line.starts_with("Host:")) {
+        String::new()
+    } else {
+        format!("Host: {address}\r\n")
+    };
     let request = format!(
         "{method} {path} HTTP/1.1\r\n{host}Connection: close\r\nContent-Length: {}\r\n{headers}\r\n{body}",
         body.len()

@@ -125,7 +125,13 @@ async fn decide<D: Store + 'static>(
 ) -> Result<(AdmittedCall<D>, TimeSpan), Refusal> {
     let (host, path) = prepare(policy, parts, peer)?;
     let directory = policy.directory.as_deref();
-    policy.matcher.apply_credentials(&mut parts.headers, directory, || limiter.clock().now())?;
+    let checked = policy.matcher.apply_credentials(&mut parts.headers, directory, || limiter.clock().now());
+    // A guess is counted as a request without a token or a key.
+    let refused = match checked {
+        Ok(()) => None,
+        Err(error) if error.challenge().is_some() => Some(error),
+        Err(error) => return Err(error.into()),
+    };
     let facts =
         Facts { method: parts.method.as_str(), host: &host, path: &path, headers: &parts.headers, peer };
     let plan = policy.matcher.plan();
@@ -147,6 +153,10 @@ async fn decide<D: Store + 'static>(
         }
         Ruling::StoreFailed(_) | Ruling::NoRule => return Err(PolicyRejection::NoDecision.into()),
     };
+    if let Some(error) = refused {
+        // What was charged stays.
+        return Err(error.into());
+    }
     // A meter is open exactly if the cost depends on a length that the request does not state.
     let meter = limiter.body_meter(&mut admitted.reservations);
     if meter.is_some() && has_body {

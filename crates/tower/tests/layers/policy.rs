@@ -206,7 +206,12 @@ async fn policy_counts_every_spelling_of_a_token_and_rejects_invalid_ones() {
             counting.clone().oneshot(request(value, [192, 0, 2, left.as_bytes()[0]])).await.unwrap();
         assert_eq!(response.headers()["x-ratelimit-remaining"], left, "{value}");
     }
-    let rejected = service("reject").oneshot(request("Bearer TOKEN", CLIENT)).await.unwrap();
-    assert_eq!(rejected.status(), 401);
-    assert_eq!(rejected.headers()["www-authenticate"], "Bearer error=\"invalid_token\"");
+    let rejecting = service("reject");
+    for _ in 0..3 {
+        let rejected = rejecting.clone().oneshot(request("Bearer TOKEN", CLIENT)).await.unwrap();
+        assert_eq!(rejected.status(), 401);
+        assert_eq!(rejected.headers()["www-authenticate"], "Bearer error=\"invalid_token\"");
+    }
+    let guess = rejecting.oneshot(request("Bearer TOKEN", CLIENT)).await.unwrap();
+    assert_eq!(guess.status(), 429, "guesses are counted");
 }

@@ -67,6 +67,18 @@ async fn timeout_after_a_wait_in_vain_waits_again() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn wait_that_its_caller_gave_up_is_not_that_of_the_next_call() {
+    let after = Duration::from_secs(5);
+    let mut service = ServiceBuilder::new().layer(TimeoutLayer::new(after)).service(Unready);
+    assert!(timeout(Duration::from_secs(1), service.ready()).await.is_err(), "the caller gives up");
+    tokio::time::sleep(Duration::from_secs(60)).await;
+    let waited = timeout(after - Duration::from_millis(1), service.ready()).await;
+    assert!(waited.is_err(), "the next caller waits as long as every other");
+    let call = timeout(Duration::from_millis(2), service.ready()).await.unwrap().unwrap().call(get());
+    assert!(is::<AttemptTimeout>(&call.await.unwrap_err()));
+}
+
+#[tokio::test(start_paused = true)]
 async fn breaker_opens_for_a_service_that_never_becomes_ready_and_then_rejects_at_once() {
     let breaker = CircuitBreaker::with_clock(BreakerConfig::default(), TokioClock::shared()).unwrap();
     let service = ServiceBuilder::new()

@@ -249,6 +249,27 @@ fn status_and_metrics_show_the_shared_store() {
 }
 
 #[test]
+fn error_replies_of_redis_are_logged_counted_and_shown() {
+    let redis = RedisServer::start();
+    let gateway = AdminGateway::serve(policy(&redis.url()));
+    eventually_blocking("a connection", || {
+        gateway.send("GET", "/v1/status", "").json()["store"]["available"] == true
+    });
+    redis_cli(&redis, &["CONFIG", "SET", "maxmemory", "1"]);
+    assert_eq!(get(&gateway, "/", "sk_live_any"), 200, "decided by its failure mode");
+    let line = gateway.server.wait_for_log("\"redis_error_reply\"");
+    assert!(line.contains("OOM") && line.contains("on_store_failure"), "{line}");
+    let store = gateway.send("GET", "/v1/status", "").json()["store"].clone();
+    assert!(store["error_replies"].as_u64().unwrap() > 0, "{store}");
+    assert!(store["last_error"]["text"].as_str().unwrap().starts_with("OOM"), "{store}");
+    let (_, text, _) = gateway.command(&["status"]);
+    assert!(text.contains("Redis replied ") && text.contains("s ago: OOM"), "{text}");
+    let metrics = gateway.send("GET", "/metrics", "").text();
+    assert!(!metrics.contains("tidegate_store_error_replies_total 0\n"), "{metrics}");
+    assert!(metrics.contains("redis_connection_errors 0"), "replies are not connection errors: {metrics}");
+}
+
+#[test]
 fn store_of_the_command_line_replaces_that_of_the_policy() {
     let redis = RedisServer::start();
     let wrong = policy(&format!("redis://{}", free_address()));

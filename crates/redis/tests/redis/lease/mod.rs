@@ -2,6 +2,7 @@
 
 mod accuracy;
 mod operations;
+mod waits;
 
 use std::num::NonZeroU32;
 use std::sync::Arc;

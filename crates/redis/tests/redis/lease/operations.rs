@@ -141,6 +141,34 @@ async fn refund_of_settled_units_makes_them_available_again() {
 }
 
 #[tokio::test]
+async fn refund_of_settled_units_during_an_override_makes_them_available_again() {
+    let server = RedisServer::start();
+    for (algorithm, count) in LEASED.into_iter().flat_map(|algorithm| [(algorithm, 1), (algorithm, 3)]) {
+        let stores = nodes(&server, count);
+        let [own, other] = [10, 100].map(|requests| limit(algorithm, requests, MINUTE));
+        let client = format!("{algorithm} {count}");
+        let checks = [Check::new(CounterKey::new(RULE, client.as_bytes()), &own)];
+        let over = Override { limit: other, until: START + MINUTE };
+        stores[0].override_limit(checks[0].key, Some(over), START).await.unwrap();
+        let at = START + TimeSpan::from_millis(1);
+        let mut admitted = Vec::new();
+        for store in stores.iter().cycle().take(400) {
+            let decision = store.decide(&checks, at).await.unwrap();
+            admitted.extend(decision.passes().then_some((store, decision)));
+        }
+        assert_eq!(admitted.len(), 100, "{client}");
+        for (store, decision) in admitted.iter().step_by(2) {
+            store.refund(&decision.refunds(&checks), at).await.unwrap();
+        }
+        let mut again = 0;
+        for store in stores.iter().cycle().take(400) {
+            again += u32::from(store.decide(&checks, at).await.unwrap().passes());
+        }
+        assert_eq!(again, 50, "{client}");
+    }
+}
+
+#[tokio::test]
 async fn costs_that_the_response_settles_use_the_whole_limit() {
     let server = RedisServer::start();
     for (algorithm, count) in LEASED.into_iter().flat_map(|algorithm| [(algorithm, 1), (algorithm, 3)]) {

@@ -46,7 +46,7 @@ async fn request_of_this_machine_with_the_name_of_a_web_site_is_rejected() {
         assert_eq!(response.status().as_u16(), status, "{host}");
     }
     let mut client = RawClient::connect(address).await;
-    client.send(post("Host: evil.example\r\n").as_bytes()).await;
+    client.send(post("").replace("localhost", "evil.example").as_bytes()).await;
     assert_eq!(
         client.response().await.expect("a response").json()["detail"]
             .as_str()
@@ -141,6 +141,76 @@ async fn body_in_parts_is_joined() {
     client.send(format!("{head}{}", chunk(first)).as_bytes()).await;
     client.send(format!("{}0\r\n\r\n", chunk(second)).as_bytes()).await;
     assert_eq!(client.response().await.expect("a response").json()["remaining"], 9);
+}
+
+#[tokio::test]
+async fn request_without_one_valid_host_gets_400_and_closes_the_connection() {
+    let service = TestService::start(POLICY);
+    let health = |version: &str, host: &str| format!("GET /healthz HTTP/{version}\r\n{host}\r\n");
+    let cases = [
+        ("1.1", "", 400),
+        ("1.1", "Host: a\r\nHost: a\r\n", 400),
+        ("1.1", "Host: a\r\nhOST: b\r\n", 400),
+        ("1.1", "Host:\r\n", 400),
+        ("1.1", "Host: a b\r\n", 400),
+        ("1.1", "Host: user@a\r\n", 400),
+        ("1.1", "Host: a..b\r\n", 400),
+        ("1.0", "", 200),
+        ("1.0", "Host: a\r\nHost: b\r\n", 400),
+        ("1.1", "Host: A.example:80\r\n", 200),
+        ("1.1", "Host: [::1]:80\r\n", 200),
+    ];
+    for (version, host, status) in cases {
+        // As a plain request, and by hyper.
+        for extra in ["", "TE: trailers\r\n"] {
+            let mut client = RawClient::connect(service.address(Protocol::Http)).await;
+            client.send(health(version, &format!("{extra}{host}")).as_bytes()).await;
+            assert_eq!(client.response().await.expect("a response").status, status, "{version} {host:?}");
+            if status == 400 {
+                assert!(client.rest().await.is_empty(), "{host:?}");
+            }
+        }
+    }
+    let mut client = RawClient::connect(service.address(Protocol::Http)).await;
+    client.send(health("1.1", "Host: a\r\n").as_bytes()).await;
+    assert_eq!(client.response().await.expect("a response").status, 200);
+    client.send(b"POST /v1/check HTTP/1.1\r\nContent-Length: 0\r\n\r\n").await;
+    assert_eq!(client.response().await.expect("a response").status, 400, "after a plain request too");
+}
+
+#[tokio::test]
+async fn malformed_chunks_and_codings_get_400() {
+    let service = TestService::start(POLICY);
+    let head = |coding: &str| {
+        format!(
+            "POST /v1/check HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nTransfer-Encoding: {coding}\r\n\r\n"
+        )
+    };
+    let size = format!("{:x}", BOB.len());
+    for (coding, body, status) in [
+        ("chunked", format!("{size};a=\"b\"\r\n{BOB}\r\n0\r\nX: y\r\n\r\n"), 200),
+        ("Chunked", format!("{size}\r\n{BOB}\r\n0\r\n\r\n"), 200),
+        ("chunked", format!("{size}\n{BOB}\r\n0\r\n\r\n"), 400),
+        ("chunked", format!("{size} \r\n{BOB}\r\n0\r\n\r\n"), 400),
+        ("chunked", format!("{size};\x01\r\n{BOB}\r\n0\r\n\r\n"), 400),
+        ("chunked", format!("{size}\r\n{BOB}\r\n0\r\n\nGET /healthz HTTP/1.1\r\n\r\n"), 400),
+        ("chunked", format!("0x{size}\r\n{BOB}\r\n0\r\n\r\n"), 400),
+        ("chunked", "7fffffffffffffff\r\n".to_owned(), 413),
+        ("gzip, chunked", format!("{size}\r\n{BOB}\r\n0\r\n\r\n"), 400),
+        ("chunked\r\nTransfer-Encoding: chunked", format!("{size}\r\n{BOB}\r\n0\r\n\r\n"), 400),
+    ] {
+        for parts in [1, 2] {
+            let mut client = RawClient::connect(service.address(Protocol::Http)).await;
+            let head = head(coding);
+            let whole = format!("{head}{body}");
+            // In one packet, or with the body behind the head.
+            let (first, second) = whole.split_at(if parts == 1 { whole.len() } else { head.len() });
+            client.send(first.as_bytes()).await;
+            client.send(second.as_bytes()).await;
+            let response = client.response().await.expect("a response");
+            assert_eq!(response.status, status, "{coding} {body:?}");
+        }
+    }
 }
 
 #[tokio::test]

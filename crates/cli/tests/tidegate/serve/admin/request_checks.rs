@@ -1,6 +1,6 @@
 //! Checks of admin requests: without a token only health can be read, and invalid requests change nothing.
 
-use tidegate_testkit::client::request;
+use tidegate_testkit::client::{Connection, request};
 
 use super::AdminGateway;
 
@@ -127,4 +127,25 @@ fn admin_body_invalid_gets_400_with_the_reason_and_too_large_gets_413() {
     let large = format!(r#"{{"subject":"user:{}"}}"#, "x".repeat(70_000));
     assert_eq!(gateway.send("POST", "/v1/bans", &large).status, 413);
     assert_eq!(gateway.send("GET", "/v1/bans", "").json()["bans"], serde_json::json!([]));
+}
+
+#[test]
+fn admin_request_with_malformed_chunks_gets_400() {
+    let gateway = AdminGateway::start("");
+    let body = r#"{"subject":"ip:192.0.2.1"}"#;
+    let size = format!("{:x}", body.len());
+    for (coding, chunks, status) in [
+        ("chunked", format!("{size}\r\n{body}\r\n0\r\n\r\n"), 201),
+        ("chunked", format!("{size}\n{body}\r\n0\r\n\r\n"), 400),
+        ("chunked", format!("{size}\r\n{body}\r\n0\r\n\nGET / HTTP/1.1\r\n\r\n"), 400),
+        ("gzip, chunked", format!("{size}\r\n{body}\r\n0\r\n\r\n"), 400),
+    ] {
+        let request = format!(
+            "POST /v1/bans HTTP/1.1\r\nHost: {}\r\nAuthorization: Bearer {}\r\nContent-Type: application/json\r\n\
+             Transfer-Encoding: {coding}\r\n\r\n{chunks}",
+            gateway.admin, gateway.token
+        );
+        let response = Connection::open(&gateway.admin).unwrap().send(request.as_bytes()).unwrap();
+        assert_eq!(response.status, status, "{coding} {chunks:?}: {}", response.text());
+    }
 }

@@ -29,6 +29,31 @@ async fn invented_api_keys_without_a_keys_file_share_the_limit_of_their_address(
 }
 
 #[tokio::test]
+async fn guessed_keys_that_are_rejected_are_counted_by_address() {
+    let upstream = RecordingServer::start().await;
+    let more = format!(
+        "clients: {{ identify_by: [api_key, ip], tiers: {{ file: keys.csv }}, on_invalid: reject }}\n\
+         rate_limits:\n  default: {{ {}, penalty: {{ after: 1, for: 1h }} }}\n  tiers: {{ known: {{ {} }} }}",
+        hourly(6),
+        hourly(6)
+    );
+    let gateway = TestGateway::with_files(&policy_before(&[&upstream], &more), &super::KEYS);
+    for turn in 0..3 {
+        let key = format!("invented-{turn}");
+        for response in over_both(&gateway, &[("x-api-key", &key)]).await {
+            assert_eq!(response.status, 401, "{key}");
+        }
+    }
+    // Beyond the limit the address is locked out, whatever key it invents, and no other client.
+    for response in over_both(&gateway, &[("x-api-key", "invented-3")]).await {
+        assert_eq!(response.status, 429);
+    }
+    assert_eq!(over_http1(&gateway, &[]).await.status, 429);
+    assert_eq!(over_http1(&gateway, &[("x-api-key", "k")]).await.remaining(), 5);
+    assert_eq!(upstream.requests().len(), 1);
+}
+
+#[tokio::test]
 async fn unverified_api_key_falls_through_to_the_next_identity() {
     let upstream = RecordingServer::start().await;
     let gateway = gateway(&upstream, "identify_by: [api_key, cookie, ip], cookie: { name: session }", &[]);

@@ -1,27 +1,29 @@
 //! Where heads and bodies end in the bytes of an HTTP/1.1 client.
 //!
-//! Chunks are checked before hyper reads them ([`ChunkScanner`]). That needs the first byte of a body. Bytes are therefore passed to hyper only up to the end of a head, so that hyper has
-//! nothing else when it has parsed that head. The service then reports the length that hyper has found. So no second parser
+//! Chunks are checked before hyper reads them ([`ChunkScanner`]). That needs the first byte of a body. Bytes are therefore passed to
+//! hyper only up to the end of a head, so that hyper has nothing else when it has parsed that head. The service then reports the length that hyper has found. So no second parser
 //! of heads could disagree with hyper's.
 
 use memchr::memchr_iter;
 
-use crate::http::chunks::{ChunkError, ChunkScanner};
+use crate::chunks::{ChunkError, ChunkScanner};
 
 /// The part of a message that the next byte belongs to.
 #[derive(Debug)]
-pub(super) enum RequestFraming {
+pub enum RequestFraming {
     /// A head, or empty lines before it.
     Head(HeadLine),
     /// A body with this many bytes left.
     Body(u64),
+    /// A chunked body.
     Chunked(ChunkScanner),
+    /// What came was malformed.
     Invalid(ChunkError),
 }
 
 /// The current line of a head.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum HeadLine {
+pub enum HeadLine {
     /// It is not empty, or the first.
     Text,
     /// Nothing was received of it.
@@ -32,38 +34,46 @@ pub(super) enum HeadLine {
 
 /// The length of a body, as hyper has found it in the head.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum BodyLength {
+pub enum BodyLength {
+    /// It has this many bytes.
     Known(u64),
+    /// Its chunks say it.
     Chunked,
 }
 
 impl BodyLength {
     /// The length of a stream that is not HTTP/1.1.
-    pub(super) const ENDLESS: Self = Self::Known(u64::MAX - 1);
+    pub const ENDLESS: Self = Self::Known(u64::MAX - 1);
 }
 
 impl RequestFraming {
-    pub(super) const START: Self = Self::Head(HeadLine::Text);
+    /// At the start of a connection.
+    pub const START: Self = Self::Head(HeadLine::Text);
 
     /// The next byte is the first of a body. It may have `max_bytes`.
-    pub(super) fn begin_body(&mut self, length: BodyLength, max_bytes: u64) {
+    #[inline]
+    pub fn begin_body(&mut self, length: BodyLength, max_bytes: u64) {
         *self = match length {
             BodyLength::Known(length) => Self::Body(length),
             BodyLength::Chunked => Self::Chunked(ChunkScanner::for_request(max_bytes)),
         };
     }
 
-    pub(super) fn is_head(&self) -> bool {
+    /// Whether the next byte belongs to a head.
+    #[inline]
+    pub fn is_head(&self) -> bool {
         matches!(self, Self::Head(_))
     }
 
     /// Whether the next bytes are certainly part of a body with a known length.
-    pub(super) fn is_known_body(&self) -> bool {
+    #[inline]
+    pub fn is_known_body(&self) -> bool {
         matches!(self, Self::Body(_))
     }
 
     /// Reads the next bytes. Returns how many of them hyper may read now: all up to the end of a head.
-    pub(super) fn pass(&mut self, bytes: &[u8]) -> Result<usize, ChunkError> {
+    #[inline]
+    pub fn pass(&mut self, bytes: &[u8]) -> Result<usize, ChunkError> {
         let mut rest = bytes;
         while !rest.is_empty() {
             let length = match self {

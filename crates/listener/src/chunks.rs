@@ -4,15 +4,32 @@
 //! line is discarded with it. It accepts control characters in extensions, and waits for the data of a chunk of any size. So
 //! chunks are checked before hyper reads them.
 
+use std::error::Error;
 use std::io;
 
 /// Why a chunked body is rejected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub(crate) enum ChunkError {
+pub enum ChunkError {
+    /// It is malformed.
     #[error("the chunked body is malformed")]
     Malformed,
+    /// A chunk announces more bytes than allowed.
     #[error("the chunked body announces more bytes than allowed")]
     TooLarge,
+}
+
+impl ChunkError {
+    /// The reason for an error, if it is one of the framing: that of a read, or of a server that could not read.
+    pub fn of(error: &(dyn Error + 'static)) -> Option<Self> {
+        let mut next = Some(error);
+        while let Some(error) = next {
+            if let Some(io) = error.downcast_ref::<io::Error>() {
+                return io.get_ref()?.downcast_ref().copied();
+            }
+            next = error.source();
+        }
+        None
+    }
 }
 
 impl From<ChunkError> for io::Error {
@@ -23,7 +40,7 @@ impl From<ChunkError> for io::Error {
 
 /// Checks a chunked body (RFC 9112, section 7.1). hyper decodes it and limits the size of extensions and trailers.
 #[derive(Debug)]
-pub(crate) struct ChunkScanner {
+pub struct ChunkScanner {
     state: ChunkState,
     /// The size of the chunk; while its data is read, the bytes left.
     size: u64,
@@ -59,22 +76,25 @@ enum ChunkState {
 
 impl ChunkScanner {
     /// For a body of at most `max_bytes`.
-    pub(crate) fn for_request(max_bytes: u64) -> Self {
+    pub fn for_request(max_bytes: u64) -> Self {
         // Beyond 2^63 the sizes of chunks overflow in many services.
         let left = max_bytes.min(i64::MAX.unsigned_abs());
         Self { state: ChunkState::SizeStart, size: 0, left, is_padding_allowed: false }
     }
 
-    pub(crate) fn for_response() -> Self {
+    /// For a response.
+    pub fn for_response() -> Self {
         Self { is_padding_allowed: true, ..Self::for_request(u64::MAX) }
     }
 
-    pub(crate) fn has_ended(&self) -> bool {
+    /// Whether the body has ended.
+    #[inline]
+    pub fn has_ended(&self) -> bool {
         self.state == ChunkState::End
     }
 
     /// Reads up to the end of the body. Returns how many bytes were read.
-    pub(crate) fn scan(&mut self, bytes: &[u8]) -> Result<usize, ChunkError> {
+    pub fn scan(&mut self, bytes: &[u8]) -> Result<usize, ChunkError> {
         let mut read = 0;
         while let Some(byte) = bytes.get(read) {
             match self.state {
