@@ -265,21 +265,20 @@ impl<'a> Call<'a> {
         let now = self.client.clock.now();
         let timeouts = self.body_timeouts(now);
         let response = response.map(|body| IncomingBody::new(body, timeouts, permits));
-        let mut limits = AdvertisedLimits::parse(response.headers(), now);
+        let limits = AdvertisedLimits::parse(response.headers(), now);
         if response.status() != StatusCode::TOO_MANY_REQUESTS {
             pace.observe(&limits, None);
             return Ok(response);
         }
+        let mut report = RejectionReport { limits, pace: Some(pace) };
         let body = tokio::time::timeout(DISCARD_TIMEOUT, collect(response.into_body(), MAX_DISCARDED));
-        let (mut body, mut pace) = (pin!(body), Some(pace));
+        let mut body = pin!(body);
         let body = tokio::select! {
             biased;
             body = &mut body => body,
             // Other requests must not wait for a slow body if the head says how long to wait.
-            () = std::future::ready(()), if limits.retry_after.is_some() => {
-                if let Some(pace) = pace.take() {
-                    pace.observe(&limits, Some(&RejectionBody::default()));
-                }
+            () = std::future::ready(()), if report.limits.retry_after.is_some() => {
+                report.send(&RejectionBody::default());
                 body.await
             }
         };
@@ -287,11 +286,9 @@ impl<'a> Call<'a> {
             Ok(Ok(body)) => RejectionBody::parse(&body),
             _ => RejectionBody::default(),
         };
-        limits.retry_after = limits.retry_after.or(details.retry_after);
-        if let Some(pace) = pace {
-            pace.observe(&limits, Some(&details));
-        }
-        Err(RetryKind::Paced.failure(rejection(&limits, details)))
+        report.limits.retry_after = report.limits.retry_after.or(details.retry_after);
+        report.send(&details);
+        Err(RetryKind::Paced.failure(rejection(&report.limits, details)))
     }
 
     /// The timeouts of a body whose head arrived at `now`.
@@ -370,6 +367,28 @@ impl<'a> Call<'a> {
 impl From<PaceTooSlow> for ClientError {
     fn from(PaceTooSlow { policy, limit, retry_after }: PaceTooSlow) -> Self {
         Self::RateLimited { policy, limit, retry_after: retry_after.map(Duration::from) }
+    }
+}
+
+/// What the head of a 429 says about limits. Dropping it tells the pace: a caller that does not wait for the body has been
+/// rejected as well.
+struct RejectionReport {
+    limits: AdvertisedLimits,
+    /// `None` once the pace knows.
+    pace: Option<PacePermit>,
+}
+
+impl RejectionReport {
+    fn send(&mut self, details: &RejectionBody) {
+        if let Some(pace) = self.pace.take() {
+            pace.observe(&self.limits, Some(details));
+        }
+    }
+}
+
+impl Drop for RejectionReport {
+    fn drop(&mut self) {
+        self.send(&RejectionBody::default());
     }
 }
 
