@@ -8,9 +8,10 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use http::header::HeaderName;
+use http::header::{CONTENT_LENGTH, HeaderName};
 use http::request::Parts;
-use http::{HeaderValue, Method, Request, Response, StatusCode};
+use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode};
+use http_body::Body;
 use tidegate_core::{BackoffDelays, CallEnd, TimeSpan, Timestamp};
 use tidegate_headers::{AdvertisedLimits, RejectionBody};
 use tidegate_tower::breaker::BreakerOpen;
@@ -89,6 +90,7 @@ impl<'a> Call<'a> {
         if options.idempotency_key && !parts.headers.contains_key(IDEMPOTENCY_KEY) {
             parts.headers.insert(IDEMPOTENCY_KEY, client.random_key()?);
         }
+        check_length(&parts.headers, &body)?;
         let is_keyed_post = parts.method == Method::POST && parts.headers.contains_key(IDEMPOTENCY_KEY);
         let is_repeatable = parts.method.is_idempotent() || is_keyed_post || options.allow_replay;
         let pacer = client.hosts.pacer(&host, &options.partition);
@@ -106,7 +108,7 @@ impl<'a> Call<'a> {
 
     /// The headers of the request.
     #[cfg(feature = "cache")]
-    pub(crate) fn headers_mut(&mut self) -> &mut http::HeaderMap {
+    pub(crate) fn headers_mut(&mut self) -> &mut HeaderMap {
         &mut self.parts.headers
     }
 
@@ -403,6 +405,16 @@ fn rejection(limits: &AdvertisedLimits, details: RejectionBody) -> ClientError {
         policy: details.policy.or(limit.and_then(|limit| limit.name.clone())),
         retry_after: wait.map(Duration::from),
     }
+}
+
+/// Fails if the caller states another length than that of the body: a connection would cut the body off there.
+fn check_length(headers: &HeaderMap, body: &SendBody) -> Result<(), ClientError> {
+    let Some(length) = body.size_hint().exact() else { return Ok(()) };
+    if headers.get_all(CONTENT_LENGTH).iter().all(|stated| *stated == HeaderValue::from(length)) {
+        return Ok(());
+    }
+    let source = format!("Content-Length is not the length of the body, {length}").into();
+    Err(ClientError::InvalidRequest { source })
 }
 
 /// Waits before a retry, and reads the body of the response meanwhile, so that the connection can be used again. A body that
