@@ -23,17 +23,20 @@ impl ClientKey<'_> {
         match self {
             Self::Bytes(bytes) => bytes,
             Self::Owned(bytes) => bytes,
-            Self::Address(IpAddr::V4(address)) => {
-                let (octets, _) = prefix.split_at_mut(4);
-                octets.copy_from_slice(&address.octets());
-                octets
-            }
-            Self::Address(IpAddr::V6(address)) => {
-                // A client has at least a /64 and may use any address of it.
-                let [first, second, third, fourth, fifth, sixth, seventh, eighth, ..] = address.octets();
-                *prefix = [first, second, third, fourth, fifth, sixth, seventh, eighth];
-                prefix
-            }
+            // All IPv4 clients of a listener for both versions have mapped addresses, which have one prefix.
+            Self::Address(address) => match address.to_canonical() {
+                IpAddr::V4(address) => {
+                    let (octets, _) = prefix.split_at_mut(4);
+                    octets.copy_from_slice(&address.octets());
+                    octets
+                }
+                IpAddr::V6(address) => {
+                    // A client has at least a /64 and may use any address of it.
+                    let [first, second, third, fourth, fifth, sixth, seventh, eighth, ..] = address.octets();
+                    *prefix = [first, second, third, fourth, fifth, sixth, seventh, eighth];
+                    prefix
+                }
+            },
         }
     }
 }
@@ -88,7 +91,7 @@ impl<B> ByAddress<fn(&Request<B>) -> Option<IpAddr>> {
 impl<R, F: Fn(&R) -> Option<IpAddr>> FindClient<R> for ByAddress<F> {
     #[inline]
     fn client<'r>(&self, request: &'r R) -> Option<ClientKey<'r>> {
-        (self.0)(request).map(|address| ClientKey::Address(address.to_canonical()))
+        (self.0)(request).map(ClientKey::Address)
     }
 }
 
@@ -128,6 +131,7 @@ mod tests {
         assert_eq!(key("2001:db8:1:2::1"), key("2001:db8:1:2:ffff::9"));
         assert_ne!(key("2001:db8:1:2::1"), key("2001:db8:1:3::1"));
         assert_eq!(key("192.0.2.1"), [192, 0, 2, 1]);
+        assert_eq!(key("::ffff:192.0.2.1"), [192, 0, 2, 1], "IPv4 clients are not one IPv6 network");
     }
 
     #[test]
