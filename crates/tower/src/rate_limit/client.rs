@@ -47,8 +47,9 @@ pub trait FindClient<R> {
     fn client<'r>(&self, request: &'r R) -> Option<ClientKey<'r>>;
 }
 
-/// Counts clients by a header, such as an API key. The value must be verified by a layer further out, or clients can avoid the
-/// limit with invented values.
+/// Counts clients by a header, such as an API key, without the whitespace around it. The value must be verified by a layer further
+/// out, or clients can avoid the limit with invented values. Requests that repeat the header share one counter with those without
+/// it: that layer may have verified another value.
 #[derive(Clone, Debug)]
 pub struct ByHeader(HeaderName);
 
@@ -63,7 +64,10 @@ impl<B> FindClient<Request<B>> for ByHeader {
     #[expect(clippy::inline_always, reason = "a result that is not inlined goes through memory")]
     #[inline(always)]
     fn client<'r>(&self, request: &'r Request<B>) -> Option<ClientKey<'r>> {
-        Some(ClientKey::Bytes(request.headers().get(&self.0)?.as_bytes()))
+        let mut values = request.headers().get_all(&self.0).iter();
+        let value = values.next()?;
+        // HTTP/2 keeps whitespace around values.
+        values.next().is_none().then(|| ClientKey::Bytes(value.as_bytes().trim_ascii()))
     }
 }
 
@@ -119,6 +123,8 @@ where
 
 #[cfg(test)]
 mod tests {
+    use http::HeaderValue;
+
     use super::*;
 
     fn bytes(key: &ClientKey<'_>) -> Vec<u8> {
@@ -132,6 +138,22 @@ mod tests {
         assert_ne!(key("2001:db8:1:2::1"), key("2001:db8:1:3::1"));
         assert_eq!(key("192.0.2.1"), [192, 0, 2, 1]);
         assert_eq!(key("::ffff:192.0.2.1"), [192, 0, 2, 1], "IPv4 clients are not one IPv6 network");
+    }
+
+    #[test]
+    fn client_of_a_header_has_one_key_in_any_spelling_and_none_if_it_is_repeated() {
+        let key = |values: &[&'static str]| {
+            let mut request = Request::new(());
+            for value in values {
+                request.headers_mut().append("x-api-key", HeaderValue::from_static(value));
+            }
+            let client = ByHeader::new(HeaderName::from_static("x-api-key"));
+            client.client(&request).map(|key| bytes(&key))
+        };
+        assert_eq!(key(&["a"]), Some(b"a".to_vec()));
+        assert_eq!(key(&[" a\t"]), key(&["a"]));
+        assert_ne!(key(&["b"]), key(&["a"]));
+        assert_eq!((key(&["invented", "a"]), key(&["a", "a"]), key(&[])), (None, None, None));
     }
 
     #[test]
