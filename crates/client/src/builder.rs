@@ -1,5 +1,6 @@
 //! The settings of a client.
 
+use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -16,7 +17,6 @@ use crate::host::{HostSettings, HostTable};
 use crate::transport::{ConnectionSettings, Http2Pings, HttpTransport, PooledTransport};
 
 /// The settings of a [`Client`]. Every setting has a default.
-#[derive(Debug)]
 #[must_use = "a builder does nothing until it builds a client"]
 pub struct ClientBuilder {
     attempts: u32,
@@ -62,6 +62,13 @@ impl Default for ClientBuilder {
             #[cfg(feature = "cache")]
             cache_bytes: None,
         }
+    }
+}
+
+impl fmt::Debug for ClientBuilder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // Default headers may hold secrets.
+        f.debug_struct("ClientBuilder").field("attempts", &self.attempts).finish_non_exhaustive()
     }
 }
 

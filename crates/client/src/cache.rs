@@ -77,6 +77,22 @@ pub(crate) struct ResponseCache {
     table: Mutex<CacheTable>,
 }
 
+/// A request that may change a resource. Unless it is known that it has not, dropping it removes the responses of the resource:
+/// the server may have the request, also if the caller no longer waits for the response.
+struct PossibleChange<'a> {
+    cache: &'a ResponseCache,
+    /// `None` if nothing has changed.
+    url: Option<String>,
+}
+
+impl Drop for PossibleChange<'_> {
+    fn drop(&mut self) {
+        if let Some(url) = &self.url {
+            self.cache.table().remove_url(url);
+        }
+    }
+}
+
 /// A request whose response may be stored.
 struct CacheableGet {
     key: CacheKey,
@@ -138,11 +154,14 @@ impl ResponseCache {
     /// Sends a request that is never served from the cache. One that may have changed a resource removes its responses, also
     /// if its result is not known.
     async fn bypass(&self, call: Call<'_>, body: SendBody) -> Result<ClientResponse, ClientError> {
-        let is_change = !call.parts().method.is_safe();
+        if call.parts().method.is_safe() {
+            return call.run(body).await;
+        }
+        let mut change = PossibleChange { cache: self, url: Some(call.parts().uri.to_string()) };
         let response = call.run(body).await;
         let is_error = |status: StatusCode| status.is_client_error() || status.is_server_error();
-        if is_change && !response.as_ref().is_ok_and(|response| is_error(response.status())) {
-            self.table().remove_url(&call.parts().uri.to_string());
+        if response.as_ref().is_ok_and(|response| is_error(response.status())) {
+            change.url = None;
         }
         response
     }
@@ -161,6 +180,8 @@ impl ResponseCache {
             return None;
         }
         let mut headers = entry.headers.clone();
+        // The stored response is as old as its confirmation.
+        headers.remove(AGE);
         // The body is still the old one.
         let of_body = [CONTENT_LENGTH, CONTENT_ENCODING, CONTENT_RANGE, TRANSFER_ENCODING];
         for name in response.headers().keys().filter(|name| !of_body.contains(name)) {
@@ -171,7 +192,11 @@ impl ResponseCache {
         }
         let renewed = CacheEntry::new(get, head(entry.status, copied(&headers)), entry.body.clone(), now);
         let renewed_response = renewed.response(None, response.attempts(), client);
-        self.insert(get, renewed);
+        if renewed.policy.is_storable() {
+            self.insert(get, renewed);
+        } else {
+            self.table().remove(&get.key);
+        }
         Some(renewed_response)
     }
 
@@ -189,6 +214,10 @@ impl ResponseCache {
             || [ETAG, LAST_MODIFIED].iter().any(|validator| entry.headers.contains_key(validator));
         let largest = (self.max_bytes / LARGEST_PART).saturating_sub(entry.size);
         if !entry.policy.is_storable() || !is_useful || largest == 0 {
+            // An older response must not be served as a stale one any more.
+            if response.status().is_success() {
+                self.table().remove(&get.key);
+            }
             return response;
         }
         response.map_body(|body| {
@@ -224,6 +253,7 @@ impl CacheableGet {
         *request.uri_mut() = url.parse().unwrap_or_default();
         *request.headers_mut() = copied(&parts.headers);
         directives::normalize(request.headers_mut());
+        directives::join_lines(request.headers_mut());
         let key =
             CacheKey { url: url.into(), partition: partition.into(), user: user_of(&parts.headers).into() };
         Self { key, request, changes }
@@ -233,12 +263,12 @@ impl CacheableGet {
 impl CacheEntry {
     /// A response to `get` that was received at `now`. `head` has memory of its own.
     fn new(get: &CacheableGet, mut head: Response<()>, body: Bytes, now: Timestamp) -> Self {
-        let age = head.headers().get(AGE).and_then(|age| age.to_str().ok()?.parse::<u64>().ok());
-        if age.is_some_and(|age| age > OLDEST) {
-            head.headers_mut().insert(AGE, OLDEST.into());
+        if let Some(age) = directives::age(head.headers()) {
+            head.headers_mut().insert(AGE, age.min(OLDEST).into());
         }
         let mut normal = self::head(head.status(), head.headers().clone());
         directives::normalize(normal.headers_mut());
+        directives::forbid_stale(normal.headers_mut());
         let policy = Arc::new(CachePolicy::new_options(&get.request, &normal, to_system_time(now), OPTIONS));
         let size = size::of_entry(get, head.headers()) + body.len();
         let (parts, ()) = head.into_parts();

@@ -8,9 +8,10 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use http::header::HeaderName;
+use http::header::{CONTENT_LENGTH, HeaderName};
 use http::request::Parts;
-use http::{HeaderValue, Method, Request, Response, StatusCode};
+use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode};
+use http_body::Body;
 use tidegate_core::{BackoffDelays, CallEnd, TimeSpan, Timestamp};
 use tidegate_headers::{AdvertisedLimits, RejectionBody};
 use tidegate_tower::breaker::BreakerOpen;
@@ -89,6 +90,7 @@ impl<'a> Call<'a> {
         if options.idempotency_key && !parts.headers.contains_key(IDEMPOTENCY_KEY) {
             parts.headers.insert(IDEMPOTENCY_KEY, client.random_key()?);
         }
+        check_length(&parts.headers, &body)?;
         let is_keyed_post = parts.method == Method::POST && parts.headers.contains_key(IDEMPOTENCY_KEY);
         let is_repeatable = parts.method.is_idempotent() || is_keyed_post || options.allow_replay;
         let pacer = client.hosts.pacer(&host, &options.partition);
@@ -106,7 +108,7 @@ impl<'a> Call<'a> {
 
     /// The headers of the request.
     #[cfg(feature = "cache")]
-    pub(crate) fn headers_mut(&mut self) -> &mut http::HeaderMap {
+    pub(crate) fn headers_mut(&mut self) -> &mut HeaderMap {
         &mut self.parts.headers
     }
 
@@ -265,21 +267,20 @@ impl<'a> Call<'a> {
         let now = self.client.clock.now();
         let timeouts = self.body_timeouts(now);
         let response = response.map(|body| IncomingBody::new(body, timeouts, permits));
-        let mut limits = AdvertisedLimits::parse(response.headers(), now);
+        let limits = AdvertisedLimits::parse(response.headers(), now);
         if response.status() != StatusCode::TOO_MANY_REQUESTS {
             pace.observe(&limits, None);
             return Ok(response);
         }
+        let mut report = RejectionReport { limits, pace: Some(pace) };
         let body = tokio::time::timeout(DISCARD_TIMEOUT, collect(response.into_body(), MAX_DISCARDED));
-        let (mut body, mut pace) = (pin!(body), Some(pace));
+        let mut body = pin!(body);
         let body = tokio::select! {
             biased;
             body = &mut body => body,
             // Other requests must not wait for a slow body if the head says how long to wait.
-            () = std::future::ready(()), if limits.retry_after.is_some() => {
-                if let Some(pace) = pace.take() {
-                    pace.observe(&limits, Some(&RejectionBody::default()));
-                }
+            () = std::future::ready(()), if report.limits.retry_after.is_some() => {
+                report.send(&RejectionBody::default());
                 body.await
             }
         };
@@ -287,11 +288,9 @@ impl<'a> Call<'a> {
             Ok(Ok(body)) => RejectionBody::parse(&body),
             _ => RejectionBody::default(),
         };
-        limits.retry_after = limits.retry_after.or(details.retry_after);
-        if let Some(pace) = pace {
-            pace.observe(&limits, Some(&details));
-        }
-        Err(RetryKind::Paced.failure(rejection(&limits, details)))
+        report.limits.retry_after = report.limits.retry_after.or(details.retry_after);
+        report.send(&details);
+        Err(RetryKind::Paced.failure(rejection(&report.limits, details)))
     }
 
     /// The timeouts of a body whose head arrived at `now`.
@@ -373,6 +372,28 @@ impl From<PaceTooSlow> for ClientError {
     }
 }
 
+/// What the head of a 429 says about limits. Dropping it tells the pace: a caller that does not wait for the body has been
+/// rejected as well.
+struct RejectionReport {
+    limits: AdvertisedLimits,
+    /// `None` once the pace knows.
+    pace: Option<PacePermit>,
+}
+
+impl RejectionReport {
+    fn send(&mut self, details: &RejectionBody) {
+        if let Some(pace) = self.pace.take() {
+            pace.observe(&self.limits, Some(details));
+        }
+    }
+}
+
+impl Drop for RejectionReport {
+    fn drop(&mut self) {
+        self.send(&RejectionBody::default());
+    }
+}
+
 /// The error of a 429. The body names the policy; without one, the first limit that is exhausted does.
 fn rejection(limits: &AdvertisedLimits, details: RejectionBody) -> ClientError {
     let is_meant = |name: &Option<String>| details.policy.is_none() || *name == details.policy;
@@ -384,6 +405,16 @@ fn rejection(limits: &AdvertisedLimits, details: RejectionBody) -> ClientError {
         policy: details.policy.or(limit.and_then(|limit| limit.name.clone())),
         retry_after: wait.map(Duration::from),
     }
+}
+
+/// Fails if the caller states another length than that of the body: a connection would cut the body off there.
+fn check_length(headers: &HeaderMap, body: &SendBody) -> Result<(), ClientError> {
+    let Some(length) = body.size_hint().exact() else { return Ok(()) };
+    if headers.get_all(CONTENT_LENGTH).iter().all(|stated| *stated == HeaderValue::from(length)) {
+        return Ok(());
+    }
+    let source = format!("Content-Length is not the length of the body, {length}").into();
+    Err(ClientError::InvalidRequest { source })
 }
 
 /// Waits before a retry, and reads the body of the response meanwhile, so that the connection can be used again. A body that

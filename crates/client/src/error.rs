@@ -81,7 +81,7 @@ pub enum ClientError {
         source: BoxError,
     },
     /// The URL cannot be requested.
-    #[error("invalid URL `{url}`: {reason}")]
+    #[error("invalid URL `{}`: {reason}", .url.escape_debug())]
     InvalidUrl {
         /// The URL, without its query and without credentials.
         url: String,

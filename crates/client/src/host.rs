@@ -1,5 +1,6 @@
 //! What the client knows about each host.
 
+use std::net::Ipv6Addr;
 use std::sync::Arc;
 
 use http::Uri;
@@ -125,11 +126,21 @@ pub(crate) fn normalize_host(url: &mut Uri) -> Result<String, ClientError> {
     if authority.host().is_empty() {
         return Err(invalid("the host is missing"));
     }
-    let (host, port) = (authority.host().to_ascii_lowercase(), authority.port_u16());
-    // A port that is not one must not become the default port.
-    if port.is_none() && authority.as_str().len() > host.len() + ":".len() {
-        return Err(invalid("the port is invalid"));
+    let (host, port) = authority.as_str().split_at(authority.host().len());
+    // Other parsers must not find another host or port in the same URL.
+    if host.starts_with('[') && !is_ipv6_literal(host) {
+        return Err(invalid("the host is invalid"));
     }
+    let port = match port.strip_prefix(':') {
+        Some("") => None,
+        Some(digits) if digits.bytes().all(|byte| byte.is_ascii_digit()) => {
+            Some(digits.parse::<u16>().map_err(|_| invalid("the port is invalid"))?)
+        }
+        Some(_) => return Err(invalid("the port is invalid")),
+        None if port.is_empty() => None,
+        None => return Err(invalid("the host is invalid")),
+    };
+    let host = host.to_ascii_lowercase();
     let name = format!("{scheme}://{host}:{}", port.unwrap_or(default_port));
     let normal = match port {
         Some(port) if port != default_port => format!("{host}:{port}"),
@@ -141,6 +152,11 @@ pub(crate) fn normalize_host(url: &mut Uri) -> Result<String, ClientError> {
         *url = uri.map_err(|_| invalid("the host is invalid"))?;
     }
     Ok(name)
+}
+
+fn is_ipv6_literal(host: &str) -> bool {
+    let address = host.strip_prefix('[').and_then(|host| host.strip_suffix(']'));
+    address.is_some_and(|address| address.parse::<Ipv6Addr>().is_ok())
 }
 
 /// A URL for an error message. Queries may hold secrets, and what is before an `@` may be a password; in a URL that is not
@@ -199,7 +215,17 @@ mod tests {
 
     #[test]
     fn host_name_of_url_without_host_or_with_credentials_is_an_error() {
-        for url in ["/path", "ftp://a.example/", "a.example:80", "http://a:99999/", "http://a:b/"] {
+        for url in [
+            "/path",
+            "ftp://a.example/",
+            "a.example:80",
+            "http://a:99999/",
+            "http://a:b/",
+            "http://a:+80/",
+            "http://[::1]a.example:80/",
+            "http://[192.0.2.1]/",
+            "http://[a.example]:80/",
+        ] {
             assert!(
                 matches!(normalize_host(&mut Uri::from_static(url)), Err(ClientError::InvalidUrl { .. })),
                 "{url}"

@@ -12,7 +12,7 @@
 
 use std::time::UNIX_EPOCH;
 
-use http::header::{HeaderName, RETRY_AFTER};
+use http::header::{AGE, DATE, HeaderName, RETRY_AFTER};
 use http::{HeaderMap, HeaderValue};
 use sfv::{BareItem, Dictionary, Item, List, ListEntry, Parser, StringRef, TokenRef};
 use tidegate_core::{LimitUnit, TimeSpan, Timestamp};
@@ -27,6 +27,8 @@ const FIRST_UNIX_SECOND: u64 = 1_000_000_000;
 const FIRST_UNIX_MILLISECOND: u64 = 100_000_000_000;
 const FIRST_UNIX_MICROSECOND: u64 = FIRST_UNIX_MILLISECOND * 1_000;
 const FIRST_UNIX_NANOSECOND: u64 = FIRST_UNIX_MICROSECOND * 1_000;
+/// Clocks that differ by no more than this agree: `Date` has whole seconds.
+const SMALL_SKEW: TimeSpan = TimeSpan::from_secs(2);
 
 const X_RATE_LIMIT: SingleValueHeaders = SingleValueHeaders {
     limit: HeaderName::from_static("x-rate-limit-limit"),
@@ -68,11 +70,15 @@ pub struct AdvertisedLimit {
 impl AdvertisedLimits {
     /// Reads the headers of a response that was received at `now`.
     pub fn parse(headers: &HeaderMap, now: Timestamp) -> Self {
+        let server_time = server_time(headers, now);
+        // A proxy may write the reset, and a server behind it the `Date`. So the clock that is ahead counts: a wait that is too
+        // short costs one request, and one that is too long stops the client.
+        let ahead = now.max(server_time);
         let mut limits = policies(headers, &names::POLICY);
         let states = states(headers);
         if states.is_empty() {
-            let single = dictionary(headers, now)
-                .or_else(|| SINGLE_VALUED.iter().find_map(|family| family.read(headers, now, &mut limits)));
+            let single = dictionary(headers, ahead)
+                .or_else(|| SINGLE_VALUED.iter().find_map(|family| family.read(headers, ahead, &mut limits)));
             if let Some(single) = single {
                 merge(&mut limits, single);
             }
@@ -80,7 +86,7 @@ impl AdvertisedLimits {
         for state in states {
             merge(&mut limits, state);
         }
-        Self { limits, retry_after: retry_after(headers, now) }
+        Self { limits, retry_after: retry_after(headers, server_time) }
     }
 }
 
@@ -189,6 +195,16 @@ fn retry_after(headers: &HeaderMap, now: Timestamp) -> Option<TimeSpan> {
     let standard = headers.get_all(RETRY_AFTER).iter();
     let standard = standard.filter_map(|value| seconds(value).or_else(|| Some(http_date(value)?.since(now))));
     standard.max().or_else(|| headers.get_all(names::X_RETRY_AFTER).iter().filter_map(seconds).max())
+}
+
+/// The time at `now` by the clock of the server, which writes times of its own clock.
+fn server_time(headers: &HeaderMap, now: Timestamp) -> Timestamp {
+    let Some(date) = headers.get(DATE).and_then(http_date) else { return now };
+    // A cache has kept the response for this long.
+    let age = headers.get(AGE).and_then(|age| number(age, Round::Down)).unwrap_or(0);
+    let server_time = date + TimeSpan::from_secs(age);
+    let skew = now.since(server_time).max(server_time.since(now));
+    if skew > SMALL_SKEW { server_time } else { now }
 }
 
 fn http_date(value: &HeaderValue) -> Option<Timestamp> {

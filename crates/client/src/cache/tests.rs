@@ -379,3 +379,75 @@ fn table_never_holds_more_than_its_bound_and_bodies_being_read_count() {
     table.release(1_000);
     assert!(table.reserve(1_000, 1_000));
 }
+
+#[tokio::test(start_paused = true)]
+async fn change_that_its_caller_does_not_wait_for_removes_the_response() {
+    let (client, server) = cached(|number| match number {
+        1 => Script::Hang,
+        _ => body("one", &[("cache-control", "max-age=60")]),
+    });
+    read(client.get(URL)).await;
+    assert!(tokio::time::timeout(secs(1), client.put(URL).body("two").send()).await.is_err());
+    assert_eq!((read(client.get(URL)).await, server.count()), (1, 3));
+}
+
+#[tokio::test(start_paused = true)]
+async fn validated_response_is_as_old_as_its_confirmation() {
+    let fresh = [("cache-control", "max-age=60"), ("etag", "\"a\"")];
+    let (client, server) = cached(move |number| match number {
+        0 => body("one", &[fresh[0], fresh[1], ("age", "60")]),
+        _ => respond_with(304, &fresh),
+    });
+    for attempts in [1, 1, 0, 0] {
+        assert_eq!(read(client.get(URL)).await, attempts);
+        tokio::time::sleep(secs(10)).await;
+    }
+    assert_eq!(server.count(), 2);
+}
+
+#[tokio::test(start_paused = true)]
+async fn response_that_varies_by_a_header_of_several_lines_depends_on_all_of_them() {
+    let (client, _) =
+        cached(|number| body(["one", "two"][number], &[("cache-control", "max-age=60"), ("vary", "accept")]));
+    for (second, attempts) in [("text/html", 1), ("text/html", 0), ("application/json", 1)] {
+        let request = http::Request::get(URL).header("accept", "text/plain").header("accept", second);
+        assert_eq!(read(client.request(request.body("").unwrap())).await, attempts, "{second}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn response_that_must_be_validated_is_not_served_to_requests_that_accept_stale_ones() {
+    for (name, value) in [("cache-control", "no-cache"), ("pragma", "no-cache")] {
+        let (client, server) = cached(move |_| body("one", &[(name, value), ("etag", "\"a\"")]));
+        for _ in 0..2 {
+            assert_eq!(read(client.get(URL).header("cache-control", "max-stale")).await, 1, "{name}");
+        }
+        assert_eq!(server.received()[1].headers["if-none-match"], "\"a\"");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn response_that_may_no_longer_be_stored_is_removed() {
+    for status in [200, 304] {
+        let (client, _) = cached(move |number| match number {
+            0 => body("one", &[("cache-control", "max-age=1"), ("etag", "\"a\"")]),
+            1 => respond_with(status, &[("cache-control", "no-store"), ("etag", "\"a\"")]),
+            _ => body("two", &[("cache-control", "no-store")]),
+        });
+        for _ in 0..2 {
+            read(client.get(URL)).await;
+            tokio::time::sleep(secs(2)).await;
+        }
+        let response = client.get(URL).header("cache-control", "max-stale").send().await.unwrap();
+        assert_eq!(response.text().await.unwrap(), "two", "after {status}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn age_that_is_a_list_or_beyond_the_range_counts() {
+    for (age, attempts) in [("99999999999999999999999", 1), ("61, 0", 1), ("1, 61", 0), ("-61", 0)] {
+        let (client, _) = cached(move |_| body("one", &[("cache-control", "max-age=60"), ("age", age)]));
+        read(client.get(URL)).await;
+        assert_eq!(read(client.get(URL)).await, attempts, "{age}");
+    }
+}

@@ -27,6 +27,9 @@ pub(super) struct PolicyPace {
     reported_by: u64,
     /// Until when the last rejection said that nothing is left.
     rejected_until: Timestamp,
+    /// Whether nothing is known about the current window: it began after the last response, and no response has ever told the
+    /// quota.
+    is_unknown: bool,
 }
 
 /// When a limit admits a request.
@@ -77,6 +80,7 @@ impl PolicyPace {
             counts_requests: matches!(limit.unit, None | Some(LimitUnit::Requests)),
             reported_by: seen.request,
             rejected_until: Timestamp::ZERO,
+            is_unknown: false,
         })
     }
 
@@ -107,7 +111,7 @@ impl PolicyPace {
         if seen.request < self.reported_by {
             return;
         }
-        self.reported_by = seen.request;
+        (self.reported_by, self.is_unknown) = (seen.request, false);
         let (is_first, reset_at) = (seen.now >= self.reset_at, seen.now + reset_after);
         // Requests are processed and responses arrive in any order. Both our own count and what the response reports
         // without the requests that it may not count are at most what is left; if the response reports less than our
@@ -116,6 +120,7 @@ impl PolicyPace {
         self.remaining = if remaining < self.remaining || is_first { left } else { left.max(self.remaining) };
         self.reset_at = if self.remaining == 0 { reset_at.max(self.rejected_until) } else { reset_at };
         self.jitter = up_to_a_tenth(reset_after, seen.random);
+        self.is_quota_advertised |= limit.quota.is_some();
         self.quota = limit.quota.unwrap_or(self.quota.max(remaining.saturating_add(1)));
         self.span = match limit.window {
             Some(window) => window.min(seen.horizon),
@@ -126,12 +131,15 @@ impl PolicyPace {
     /// A rejection of this request: nothing is left before `until`, which the rejection itself says.
     pub(super) fn exhaust_until(&mut self, until: Timestamp, request: u64) {
         (self.remaining, self.reset_at, self.jitter) = (0, until, TimeSpan::ZERO);
-        self.rejected_until = until;
+        (self.rejected_until, self.is_unknown) = (until, false);
         self.reported_by = self.reported_by.max(request);
     }
 
     /// Why a request must wait at `now`; `None` if it need not.
     pub(super) fn delay(&self, now: Timestamp) -> Option<PolicyDelay> {
+        if self.is_unknown {
+            return None;
+        }
         if self.remaining == 0 {
             let until = self.reset_at + self.jitter;
             return (now < until).then_some(PolicyDelay::Exhausted(until));
@@ -149,6 +157,7 @@ impl PolicyPace {
             self.remaining = self.quota.saturating_sub(in_flight).max(1);
             self.reset_at = now + self.span;
             self.next_at = now;
+            self.is_unknown = !self.is_quota_advertised;
         }
         if !self.counts_requests {
             return was_exhausted;

@@ -21,6 +21,8 @@ use super::policy_pace::{Observation, PolicyDelay, PolicyPace, with_jitter};
 
 /// Further limits are ignored. Sets of policies are bits of a `u64`.
 const MAX_POLICIES: usize = 64;
+/// Limits with longer names are ignored: the names that a server invents must not fill the memory.
+const MAX_NAME: usize = 256;
 /// When more paths are known, all of them are forgotten.
 const MAX_PATHS: usize = 512;
 /// A recovered host is tested at least this often, however slow its responses are.
@@ -317,6 +319,9 @@ impl PaceState {
 
     /// Updates or adds a policy; `None` if the limit cannot be followed.
     fn update(&mut self, limit: &AdvertisedLimit, seen: Observation) -> Option<usize> {
+        if limit.name.as_ref().is_some_and(|name| name.len() > MAX_NAME) {
+            return None;
+        }
         if let Some(index) = self.policies.iter().position(|policy| policy.is(limit)) {
             self.policies.get_mut(index)?.observe(limit, seen);
             return Some(index);

@@ -213,10 +213,21 @@ async fn invalid_requests_are_errors() {
         "http://a b",
         "http://ü.example/?secret=1",
         "http://a:b@c/",
+        "http://a.example/\r\nadmin logged in",
     ] {
         let error = client.get(url).send().await.unwrap_err();
         assert!(matches!(error, ClientError::InvalidUrl { .. }), "{url}: {error}");
         assert!(!error.to_string().contains("secret"), "{error}");
+        assert!(!error.to_string().contains('\n'), "{error}");
+    }
+    let secret = http::HeaderValue::from_static("secret");
+    let builder = Client::builder().default_header(http::header::AUTHORIZATION, secret);
+    assert!(!format!("{builder:?}").contains("secret"));
+    assert!(!format!("{:?}", builder.build().unwrap()).contains("secret"));
+    for length in ["3", "9", "+8", ""] {
+        let request = client.put("http://127.0.0.1:1/").header("content-length", length).body("8 bytes.");
+        let error = request.send().await.unwrap_err();
+        assert!(matches!(error, ClientError::InvalidRequest { .. }), "{length}: {error}");
     }
     for url in [
         "ftp://user:secret@a.example/",

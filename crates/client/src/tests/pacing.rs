@@ -364,3 +364,52 @@ async fn rejections_of_requests_that_were_sent_together_count_once() {
     }
     assert!(server.clock.elapsed() < secs(2), "{:?}", server.clock.elapsed());
 }
+
+#[tokio::test(start_paused = true)]
+async fn rejection_without_a_body_in_time_holds_back_requests_although_its_caller_gave_up() {
+    let exhausted =
+        &[("x-ratelimit-limit", "5"), ("x-ratelimit-remaining", "0"), ("x-ratelimit-reset", "50")];
+    let server = TestServer::new(|number, _| match number {
+        0 => Script::HangingBody(429, exhausted),
+        _ => respond(200),
+    });
+    let client = server.client(plain());
+    let given_up = tokio::time::timeout(Duration::from_millis(500), client.get(URL).send()).await;
+    assert!(given_up.is_err());
+    client.get(URL).send().await.unwrap();
+    assert!(server.times()[1] >= secs(50), "{:?}", server.times());
+}
+
+#[tokio::test(start_paused = true)]
+async fn limit_without_a_quota_after_its_reset_waits_for_a_response_and_rejects_nothing() {
+    let exhausted = [("x-ratelimit-remaining", "0"), ("x-ratelimit-reset", "3000")];
+    let server = TestServer::new(move |number, _| match number {
+        0 | 1 => respond_with(200, &exhausted),
+        _ => delayed(Duration::from_millis(20), respond(200)),
+    });
+    let client = server.client(plain());
+    let get = |path: &str| tokio::spawn(client.get(format!("http://api.example{path}")).send());
+    for request in [get("/a"), get("/b")] {
+        request.await.unwrap().unwrap();
+    }
+    tokio::time::sleep(secs(3_400)).await;
+    let requests: Vec<_> = (0..20).map(|number| get(["/a", "/b"][number % 2])).collect();
+    tokio::time::sleep(Duration::from_millis(10)).await;
+    assert_eq!(server.count(), 3, "one request tests the limit");
+    for request in requests {
+        request.await.unwrap().unwrap();
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn limit_with_an_endless_name_is_not_kept() {
+    let name = "n".repeat(1_000);
+    let server = TestServer::new(move |_, _| {
+        respond_with(200, &[("ratelimit", &format!("\"{name}\";r=0;t=50, \"short\";r=5;t=50"))])
+    });
+    let client = server.client(plain());
+    for _ in 0..2 {
+        client.get(URL).send().await.unwrap();
+    }
+    assert_eq!(server.clock.elapsed(), Duration::ZERO);
+}

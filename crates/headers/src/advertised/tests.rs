@@ -186,3 +186,32 @@ fn parse_too_many_limits_ignores_the_rest() {
     let headers = HeaderMap::from_iter([(names::RATELIMIT, value.clone()), (names::POLICY, value)]);
     assert_eq!(AdvertisedLimits::parse(&headers, NOW).limits.len(), MAX_LIMITS);
 }
+
+#[test]
+fn times_of_a_server_whose_clock_differs_are_read_by_its_date() {
+    // By this clock it is 22:13:20.
+    for (date, retry_after, reset) in [
+        ("Tue, 14 Nov 2023 22:13:19 GMT", 30, 30),
+        ("Tue, 14 Nov 2023 22:13:22 GMT", 30, 30),
+        ("Tue, 14 Nov 2023 22:10:20 GMT", 210, 30),
+        ("Tue, 14 Nov 2023 22:13:40 GMT", 10, 10),
+        ("Tue, 14 Nov 2023 23:13:20 GMT", 0, 0),
+        ("yesterday", 30, 30),
+    ] {
+        let parsed = parse(&[
+            ("date", date),
+            ("retry-after", "Tue, 14 Nov 2023 22:13:50 GMT"),
+            ("x-ratelimit-reset", "1700000030"),
+        ]);
+        assert_eq!(parsed.retry_after, Some(TimeSpan::from_secs(retry_after)), "{date}");
+        assert_eq!(parsed.limits[0].reset_after, Some(TimeSpan::from_secs(reset)), "{date}");
+    }
+    let cached = parse(&[
+        ("date", "Tue, 14 Nov 2023 22:03:20 GMT"),
+        ("age", "600"),
+        ("retry-after", "Tue, 14 Nov 2023 22:13:50 GMT"),
+    ]);
+    assert_eq!(cached.retry_after, Some(TimeSpan::from_secs(30)));
+    let relative = parse(&[("date", "Tue, 14 Nov 2023 23:13:20 GMT"), ("x-ratelimit-reset", "30")]);
+    assert_eq!(relative.limits[0].reset_after, Some(TimeSpan::from_secs(30)));
+}

@@ -7,27 +7,29 @@ use pin_project_lite::pin_project;
 
 use super::error::Overload;
 use super::handle::LoadShedPermit;
+use super::measure::MeasureLatency;
 use crate::error::BoxError;
 
 pin_project! {
     /// A call that was admitted or rejected.
     #[derive(Debug)]
     #[must_use = "futures do nothing unless polled"]
-    pub struct LoadShedFuture<F> {
+    pub struct LoadShedFuture<F, M> {
         #[pin]
-        state: CallState<F>,
+        state: CallState<F, M>,
     }
 }
 
 pin_project! {
     #[derive(Debug)]
     #[project = CallStateProjection]
-    enum CallState<F> {
+    enum CallState<F, M> {
         Called {
             #[pin]
             inner: F,
             // `None` once the call has ended.
             permit: Option<LoadShedPermit>,
+            measure: M,
         },
         Rejected {
             overload: Overload,
@@ -35,9 +37,9 @@ pin_project! {
     }
 }
 
-impl<F> LoadShedFuture<F> {
-    pub(super) fn called(inner: F, permit: LoadShedPermit) -> Self {
-        Self { state: CallState::Called { inner, permit: Some(permit) } }
+impl<F, M> LoadShedFuture<F, M> {
+    pub(super) fn called(inner: F, permit: LoadShedPermit, measure: M) -> Self {
+        Self { state: CallState::Called { inner, permit: Some(permit), measure } }
     }
 
     pub(super) fn rejected(overload: Overload) -> Self {
@@ -45,21 +47,25 @@ impl<F> LoadShedFuture<F> {
     }
 }
 
-impl<F, T, E> Future for LoadShedFuture<F>
+impl<F, M, T, E> Future for LoadShedFuture<F, M>
 where
     F: Future<Output = Result<T, E>>,
     E: Into<BoxError>,
+    M: MeasureLatency<T>,
 {
     type Output = Result<T, BoxError>;
 
     #[inline]
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         match self.project().state.project() {
-            CallStateProjection::Called { inner, permit } => {
+            CallStateProjection::Called { inner, permit, measure } => {
                 let result = ready!(inner.poll(cx)).map_err(Into::into);
                 let permit = permit.take();
                 // A call that failed or that an inner layer rejected took no time; it would make the service look fast.
-                let is_measured = result.as_ref().err().is_none_or(is_timeout);
+                let is_measured = match &result {
+                    Ok(response) => measure.counts(response),
+                    Err(error) => is_timeout(error),
+                };
                 if let Some(permit) = permit.filter(|_| is_measured) {
                     permit.record();
                 }

@@ -5,6 +5,7 @@ use tidegate_core::Criticality;
 use tower_layer::Layer;
 
 use super::handle::{LoadShedder, criticality};
+use super::measure::SuccessfulResponses;
 use super::service::LoadShedService;
 
 /// Finds the importance of a request. Closures implement it.
@@ -42,30 +43,37 @@ impl<B> FindCriticality<Request<B>> for ByCriticalityHeader {
 
 /// Rejects requests when the service is overloaded, less important ones first.
 #[derive(Clone, Debug)]
-pub struct LoadShedLayer<C = ByCriticalityHeader> {
+pub struct LoadShedLayer<C = ByCriticalityHeader, M = SuccessfulResponses> {
     shedder: LoadShedder,
     find: C,
+    measure: M,
 }
 
 impl LoadShedLayer {
     /// Reads the importance of HTTP requests from `X-Criticality`, as far as it makes them [less
     /// important](ByCriticalityHeader).
     pub fn new(shedder: LoadShedder) -> Self {
-        Self { shedder, find: ByCriticalityHeader::default() }
+        Self { shedder, find: ByCriticalityHeader::default(), measure: SuccessfulResponses }
     }
 }
 
-impl<C> LoadShedLayer<C> {
+impl<C, M> LoadShedLayer<C, M> {
     /// Finds the importance of requests in another way.
-    pub fn criticality<D>(self, find: D) -> LoadShedLayer<D> {
-        LoadShedLayer { shedder: self.shedder, find }
+    pub fn criticality<D>(self, find: D) -> LoadShedLayer<D, M> {
+        LoadShedLayer { shedder: self.shedder, find, measure: self.measure }
+    }
+
+    /// Measures the latency of other responses: of services that are not HTTP, `|_: &Response| true`.
+    pub fn measure<N>(self, measure: N) -> LoadShedLayer<C, N> {
+        LoadShedLayer { shedder: self.shedder, find: self.find, measure }
     }
 }
 
-impl<S, C: Clone> Layer<S> for LoadShedLayer<C> {
-    type Service = LoadShedService<S, C>;
+impl<S, C: Clone, M: Clone> Layer<S> for LoadShedLayer<C, M> {
+    type Service = LoadShedService<S, C, M>;
 
     fn layer(&self, inner: S) -> Self::Service {
-        LoadShedService { inner, shedder: self.shedder.clone(), find: self.find.clone() }
+        let (shedder, find, measure) = (self.shedder.clone(), self.find.clone(), self.measure.clone());
+        LoadShedService { inner, shedder, find, measure }
     }
 }

@@ -7,25 +7,28 @@ use tower_service::Service;
 use super::future::LoadShedFuture;
 use super::handle::LoadShedder;
 use super::layer::FindCriticality;
+use super::measure::MeasureLatency;
 use crate::error::BoxError;
 
 /// A service that rejects requests when it is overloaded.
 #[derive(Clone, Debug)]
-pub struct LoadShedService<S, C> {
+pub struct LoadShedService<S, C, M> {
     pub(super) inner: S,
     pub(super) shedder: LoadShedder,
     pub(super) find: C,
+    pub(super) measure: M,
 }
 
-impl<S, C, R> Service<R> for LoadShedService<S, C>
+impl<S, C, M, R> Service<R> for LoadShedService<S, C, M>
 where
     S: Service<R>,
     S::Error: Into<BoxError>,
     C: FindCriticality<R>,
+    M: MeasureLatency<S::Response> + Clone,
 {
     type Response = S::Response;
     type Error = BoxError;
-    type Future = LoadShedFuture<S::Future>;
+    type Future = LoadShedFuture<S::Future, M>;
 
     #[inline]
     fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), BoxError>> {
@@ -35,7 +38,7 @@ where
     #[inline]
     fn call(&mut self, request: R) -> Self::Future {
         match self.shedder.try_acquire(self.find.criticality(&request)) {
-            Ok(permit) => LoadShedFuture::called(self.inner.call(request), permit),
+            Ok(permit) => LoadShedFuture::called(self.inner.call(request), permit, self.measure.clone()),
             Err(overload) => LoadShedFuture::rejected(overload),
         }
     }

@@ -5,6 +5,7 @@ use std::cell::RefCell;
 use std::net::IpAddr;
 use std::sync::Arc;
 
+use http::header::{HOST, HeaderValue};
 use http::request::Parts as RequestParts;
 use http::uri::{PathAndQuery, Uri};
 use http::{Request, Response};
@@ -174,10 +175,8 @@ fn prepare(
 ) -> Result<(String, String), PolicyRejection> {
     let matcher = &policy.matcher;
     check_method(parts.method.as_str(), parts.uri.path())?;
-    let host = match parts.uri.host() {
-        Some(host) => tidegate_policy::normalize_host(host).ok_or(RequestError::Host)?,
-        None => requested_host(host_header(&parts.headers)?)?,
-    };
+    replace_host(parts)?;
+    let host = requested_host(host_header(&parts.headers)?)?;
     let target = matcher.target(&host, parts.uri.path())?;
     let options = target.route.map_or(matcher.plan().http, |route| route.http);
     let rewritten = match &target.path {
@@ -195,6 +194,20 @@ fn prepare(
         addresses.check(&parts.headers, peer)?;
     }
     Ok((host, path))
+}
+
+/// The authority of HTTP/2 or of an absolute URL overrides the `Host` header. The service sees the host that is matched.
+fn replace_host(parts: &mut RequestParts) -> Result<(), RequestError> {
+    let Some(authority) = parts.uri.authority() else { return Ok(()) };
+    match host_header(&parts.headers) {
+        Err(RequestError::NoHost) => {}
+        host => {
+            host.and_then(requested_host)?;
+        }
+    }
+    let host = HeaderValue::from_str(authority.as_str()).map_err(|_| RequestError::Host)?;
+    parts.headers.insert(HOST, host);
+    Ok(())
 }
 
 fn rewrite(uri: &Uri, path: &str) -> Result<Uri, PolicyRejection> {

@@ -23,17 +23,20 @@ impl ClientKey<'_> {
         match self {
             Self::Bytes(bytes) => bytes,
             Self::Owned(bytes) => bytes,
-            Self::Address(IpAddr::V4(address)) => {
-                let (octets, _) = prefix.split_at_mut(4);
-                octets.copy_from_slice(&address.octets());
-                octets
-            }
-            Self::Address(IpAddr::V6(address)) => {
-                // A client has at least a /64 and may use any address of it.
-                let [first, second, third, fourth, fifth, sixth, seventh, eighth, ..] = address.octets();
-                *prefix = [first, second, third, fourth, fifth, sixth, seventh, eighth];
-                prefix
-            }
+            // All IPv4 clients of a listener for both versions have mapped addresses, which have one prefix.
+            Self::Address(address) => match address.to_canonical() {
+                IpAddr::V4(address) => {
+                    let (octets, _) = prefix.split_at_mut(4);
+                    octets.copy_from_slice(&address.octets());
+                    octets
+                }
+                IpAddr::V6(address) => {
+                    // A client has at least a /64 and may use any address of it.
+                    let [first, second, third, fourth, fifth, sixth, seventh, eighth, ..] = address.octets();
+                    *prefix = [first, second, third, fourth, fifth, sixth, seventh, eighth];
+                    prefix
+                }
+            },
         }
     }
 }
@@ -44,8 +47,9 @@ pub trait FindClient<R> {
     fn client<'r>(&self, request: &'r R) -> Option<ClientKey<'r>>;
 }
 
-/// Counts clients by a header, such as an API key. The value must be verified by a layer further out, or clients can avoid the
-/// limit with invented values.
+/// Counts clients by a header, such as an API key, without the whitespace around it. The value must be verified by a layer further
+/// out, or clients can avoid the limit with invented values. Requests that repeat the header share one counter with those without
+/// it: that layer may have verified another value.
 #[derive(Clone, Debug)]
 pub struct ByHeader(HeaderName);
 
@@ -60,7 +64,10 @@ impl<B> FindClient<Request<B>> for ByHeader {
     #[expect(clippy::inline_always, reason = "a result that is not inlined goes through memory")]
     #[inline(always)]
     fn client<'r>(&self, request: &'r Request<B>) -> Option<ClientKey<'r>> {
-        Some(ClientKey::Bytes(request.headers().get(&self.0)?.as_bytes()))
+        let mut values = request.headers().get_all(&self.0).iter();
+        let value = values.next()?;
+        // HTTP/2 keeps whitespace around values.
+        values.next().is_none().then(|| ClientKey::Bytes(value.as_bytes().trim_ascii()))
     }
 }
 
@@ -88,7 +95,7 @@ impl<B> ByAddress<fn(&Request<B>) -> Option<IpAddr>> {
 impl<R, F: Fn(&R) -> Option<IpAddr>> FindClient<R> for ByAddress<F> {
     #[inline]
     fn client<'r>(&self, request: &'r R) -> Option<ClientKey<'r>> {
-        (self.0)(request).map(|address| ClientKey::Address(address.to_canonical()))
+        (self.0)(request).map(ClientKey::Address)
     }
 }
 
@@ -116,6 +123,8 @@ where
 
 #[cfg(test)]
 mod tests {
+    use http::HeaderValue;
+
     use super::*;
 
     fn bytes(key: &ClientKey<'_>) -> Vec<u8> {
@@ -128,6 +137,23 @@ mod tests {
         assert_eq!(key("2001:db8:1:2::1"), key("2001:db8:1:2:ffff::9"));
         assert_ne!(key("2001:db8:1:2::1"), key("2001:db8:1:3::1"));
         assert_eq!(key("192.0.2.1"), [192, 0, 2, 1]);
+        assert_eq!(key("::ffff:192.0.2.1"), [192, 0, 2, 1], "IPv4 clients are not one IPv6 network");
+    }
+
+    #[test]
+    fn client_of_a_header_has_one_key_in_any_spelling_and_none_if_it_is_repeated() {
+        let key = |values: &[&'static str]| {
+            let mut request = Request::new(());
+            for value in values {
+                request.headers_mut().append("x-api-key", HeaderValue::from_static(value));
+            }
+            let client = ByHeader::new(HeaderName::from_static("x-api-key"));
+            client.client(&request).map(|key| bytes(&key))
+        };
+        assert_eq!(key(&["a"]), Some(b"a".to_vec()));
+        assert_eq!(key(&[" a\t"]), key(&["a"]));
+        assert_ne!(key(&["b"]), key(&["a"]));
+        assert_eq!((key(&["invented", "a"]), key(&["a", "a"]), key(&[])), (None, None, None));
     }
 
     #[test]

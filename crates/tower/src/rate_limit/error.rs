@@ -1,10 +1,26 @@
-//! Why a call was not made.
+//! Why a call was not made, and why there is no limiter.
 
 use std::sync::Arc;
 
 use smallvec::SmallVec;
 use thiserror::Error;
 use tidegate_core::{LimitReport, TimeSpan, Timestamp};
+use tidegate_store::StoreError;
+
+/// Why limits cannot be applied.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum RateLimiterError {
+    /// Two limits have the same name, so they would share a counter.
+    #[error("two limits are called `{name}`; give each limit a name of its own")]
+    DuplicateName {
+        /// The name.
+        name: Arc<str>,
+    },
+    /// The store cannot keep these limits.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+}
 
 /// A rate limit is exceeded.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]

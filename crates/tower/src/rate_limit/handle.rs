@@ -1,5 +1,6 @@
 //! Limits, their store and their clock.
 
+use std::collections::HashSet;
 use std::fmt;
 use std::pin::pin;
 use std::sync::Arc;
@@ -12,6 +13,7 @@ use tidegate_core::{
 use tidegate_headers::Quota;
 use tidegate_store::{Clock, PromptDecision, RetainedLimits, Store, StoreError};
 
+use super::error::RateLimiterError;
 use super::kept_decision::KeptDecision;
 use crate::clock::system_clock;
 
@@ -25,7 +27,8 @@ pub struct RateLimitRule {
 }
 
 impl RateLimitRule {
-    /// A limit for each client. Counters belong to the name: limits of one store with the same name count together.
+    /// A limit for each client. Counters belong to the name: equal limits of one store with the same name count together, in
+    /// several limiters. Limits that differ need different names.
     pub fn new(name: &str, algorithm: Algorithm, spec: Spec) -> Result<Self, LimitError> {
         let limit = Limit::new(algorithm, spec)?;
         let quota = Quota::new(&limit, &spec);
@@ -78,8 +81,9 @@ pub(super) type ClientBytes = SmallVec<[u8; 40]>;
 type Checks<'a> = SmallVec<[Check<'a>; 4]>;
 
 impl<S: Store> RateLimiter<S> {
-    /// Limits that use the [system clock](system_clock). All of them apply to every request; it is admitted if all admit it.
-    pub fn new(rules: Vec<RateLimitRule>, store: Arc<S>) -> Result<Self, StoreError> {
+    /// Limits that use the [system clock](system_clock). All of them apply to every request; it is admitted if all admit it. Their
+    /// names differ.
+    pub fn new(rules: Vec<RateLimitRule>, store: Arc<S>) -> Result<Self, RateLimiterError> {
         Self::with_clock(rules, store, system_clock(), OnStoreFailure::default())
     }
 
@@ -89,7 +93,12 @@ impl<S: Store> RateLimiter<S> {
         store: Arc<S>,
         clock: Arc<dyn Clock>,
         on_store_failure: OnStoreFailure,
-    ) -> Result<Self, StoreError> {
+    ) -> Result<Self, RateLimiterError> {
+        // Each would take the counter of the other one for its own before a change of the limit.
+        let mut names = HashSet::new();
+        if let Some(rule) = rules.iter().find(|rule| !names.insert(&rule.name)) {
+            return Err(RateLimiterError::DuplicateName { name: rule.name.clone() });
+        }
         let limits: Vec<_> = rules.iter().map(|rule| rule.limit).collect();
         let retained = store.retain_limits(&limits, clock.now())?;
         let shared = LimitsWithStore { rules, store, clock, on_store_failure, _retained: retained };

@@ -19,7 +19,7 @@ mod respond_grpc;
 mod service;
 
 pub use client::{ByAddress, ByHeader, ClientKey, FindClient, OneCounter};
-pub use error::RateLimited;
+pub use error::{RateLimited, RateLimiterError};
 pub use future::RateLimitFuture;
 pub use handle::{OnStoreFailure, RateLimitRule, RateLimiter};
 pub use layer::RateLimitLayer;

@@ -215,3 +215,36 @@ async fn policy_counts_every_spelling_of_a_token_and_rejects_invalid_ones() {
     let guess = rejecting.oneshot(request("Bearer TOKEN", CLIENT)).await.unwrap();
     assert_eq!(guess.status(), 429, "guesses are counted");
 }
+
+#[tokio::test(start_paused = true)]
+async fn policy_service_sees_the_host_that_was_matched() {
+    let active = ActivePolicy::new(compile("policy.yaml", POLICY, &NoFiles).unwrap().plan);
+    let store = Arc::new(MemoryStore::with_cap(1 << 20));
+    let limiter = Arc::new(Limiter::new(active, store, TokioClock::shared()).unwrap());
+    let layer = PolicyLayer::new(limiter, |_: &Request<RequestBody>| None);
+    let service = ServiceBuilder::new().layer(layer).service_fn(async |request: Request<RequestBody>| {
+        let hosts = request.headers().get_all("host").iter().map(HeaderValue::as_bytes);
+        Ok::<_, BoxError>(Response::new(hosts.collect::<Vec<_>>().join(&b' ')))
+    });
+    let hosts = async |uri: &'static str, hosts: &[&'static str]| {
+        let mut request = Request::new(RequestBody::empty());
+        *request.uri_mut() = Uri::from_static(uri);
+        for host in hosts {
+            request.headers_mut().append("host", HeaderValue::from_static(host));
+        }
+        let response = service.clone().oneshot(request).await.unwrap();
+        (response.status().as_u16(), String::from_utf8(response.into_body()).unwrap())
+    };
+    let matched = (200, "b.test:80".to_owned());
+    assert_eq!(hosts("http://b.test:80/items", &["a.test"]).await, matched);
+    assert_eq!(hosts("http://b.test:80/items", &[]).await, matched);
+    assert_eq!(hosts("/items", &["b.test:80"]).await, matched);
+    for (uri, sent) in [
+        ("http://b.test/items", &["a.test", "b.test"][..]),
+        ("http://b.test/items", &["a test"][..]),
+        ("http://a@b.test/items", &[][..]),
+        ("/items", &[][..]),
+    ] {
+        assert_eq!(hosts(uri, sent).await.0, 400, "{uri} {sent:?}");
+    }
+}

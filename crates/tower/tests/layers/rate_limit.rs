@@ -9,7 +9,7 @@ use tidegate_headers::{BodyStyle, HeaderStyle};
 use tidegate_store::{MemoryStore, Override, Store, StoreError};
 use tidegate_tower::rate_limit::{
     ByHeader, OnStoreFailure, OneCounter, RateLimitLayer, RateLimitRule, RateLimited, RateLimiter,
-    RejectWithError, RespondHttp,
+    RateLimiterError, RejectWithError, RespondHttp,
 };
 use tidegate_tower::{BoxError, into_response};
 use tokio::time::sleep;
@@ -234,4 +234,16 @@ async fn rate_limit_of_a_service_that_cannot_fail_rejects_with_an_error() {
     let error = service.clone().oneshot(from("alice")).await.unwrap_err();
     assert_eq!(&*error.downcast_ref::<RateLimited>().unwrap().rule, "default");
     assert!(service.oneshot(from("bob")).await.is_ok());
+}
+
+#[test]
+fn rate_limiter_with_two_limits_of_one_name_is_an_error() {
+    let rule = |name, algorithm| {
+        RateLimitRule::new(name, algorithm, Spec::new(10, TimeSpan::from_secs(60))).unwrap()
+    };
+    let store = Arc::new(MemoryStore::with_cap(1 << 20));
+    let second = rule("a", Algorithm::FixedWindow);
+    let rules = vec![rule("a", Algorithm::TokenBucket), rule("b", Algorithm::TokenBucket), second];
+    let error = RateLimiter::new(rules, store).unwrap_err();
+    assert!(matches!(&error, RateLimiterError::DuplicateName { name } if &**name == "a"), "{error}");
 }
