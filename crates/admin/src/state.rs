@@ -333,7 +333,7 @@ impl<R: Backend> AdminState<R> {
             Some(Override { limit: self.part_of(limit, rule), until })
         });
         let key = CounterKey::new(rule, &key.client);
-        self.backend.limiter().store().override_limit(key, replacement, now).await
+        self.backend.limiter().override_limit(key, replacement, now).await
     }
 
     /// The part of the limit of an override that this process enforces, as for the limit of the rule.

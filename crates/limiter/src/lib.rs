@@ -47,9 +47,11 @@ mod ban_list;
 mod concurrency;
 mod limiter;
 mod lockout;
+mod override_list;
 mod refund;
 mod report;
 mod reservation;
+mod reset_list;
 mod rule_operations;
 mod ruling;
 

@@ -9,15 +9,17 @@ use tidegate_policy::{
     ActivePolicy, Admission, Bans, Exclusion, Exemption, Facts, MatchedRequest, RuleClient, RuleSharing,
     RuntimeData, Scratch,
 };
-use tidegate_store::{Clock, Penalties, Permits, RetainedLimits, RuleSettings, Store, StoreError};
+use tidegate_store::{Clock, Override, Penalties, Permits, RetainedLimits, RuleSettings, Store, StoreError};
 
 use crate::activation::{ActivationListener, ActivationListeners};
 use crate::ban_list::BanList;
 use crate::concurrency::{self, AcquiredPermits, SharedRefusal};
 use crate::lockout::{self, LockOuts};
+use crate::override_list::OverrideList;
 use crate::refund::RefundGuard;
 use crate::report::RulingReport;
 use crate::reservation::Reservations;
+use crate::reset_list::ResetList;
 use crate::ruling::{AdmittedRuling, FailedRuling, RejectedRuling, Ruling};
 
 /// `Retry-After` of a concurrency limit: a request with a permit may end at any time.
@@ -41,6 +43,8 @@ pub struct Limiter<S> {
 pub(crate) struct SharedStore<S> {
     pub(crate) store: Arc<S>,
     pub(crate) clock: Arc<dyn Clock>,
+    pub(crate) overrides: OverrideList,
+    pub(crate) resets: ResetList,
 }
 
 /// The input of [`Limiter::check_rule`].
@@ -92,7 +96,12 @@ impl<S: Store + 'static> Limiter<S> {
         let retained = retain_limits(&*store, &active, clock.now())?;
         store.apply_settings(&rule_settings(&active));
         Ok(Self {
-            shared: Arc::new(SharedStore { store, clock }),
+            shared: Arc::new(SharedStore {
+                store,
+                clock,
+                overrides: OverrideList::default(),
+                resets: ResetList::default(),
+            }),
             policy: ArcSwap::from_pointee(active),
             retained: Mutex::new(retained),
             activations: ActivationListeners::default(),
@@ -149,6 +158,19 @@ impl<S: Store + 'static> Limiter<S> {
     /// The bans in addition to those of the policy, including expired ones.
     pub fn bans(&self) -> Arc<Bans> {
         self.bans.all()
+    }
+
+    /// Replaces the limit of a counter, or with `None` ends that. The spent units stay spent. Refunds of the counter may have no
+    /// effect until some time after the end, and say so.
+    pub async fn override_limit(
+        &self,
+        key: CounterKey<'_>,
+        replacement: Option<Override>,
+        now: Timestamp,
+    ) -> Result<(), StoreError> {
+        // Before the store, which may apply it even if it fails.
+        self.shared.overrides.set(key, replacement, now);
+        self.store().override_limit(key, replacement, now).await
     }
 
     /// The clients that are locked out, and those with recorded violations.

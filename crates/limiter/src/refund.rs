@@ -13,9 +13,9 @@ use crate::limiter::SharedStore;
 use crate::report::RulingReport;
 
 impl<S: Store> SharedStore<S> {
-    /// Refunds units of one charge. Returns false if its counter gave nothing back: it is a leaky bucket, or with `is_uncertain`
-    /// it may use another limit now or not contain the charge. All others give back what they still contain, and are not
-    /// asked.
+    /// Refunds units of one charge. Returns false if its counter gave nothing back: it is a leaky bucket, an operator has replaced its
+    /// limit, it was reset after the charge, or with `is_uncertain` it may use another limit now or not contain the charge. All others
+    /// give back what they still contain, and are not asked.
     ///
     /// The answer is a best effort: the counter is read before and after the refund, so a decision or a refund of another
     /// request between the two can hide what happened, or look like it.
@@ -25,8 +25,14 @@ impl<S: Store> SharedStore<S> {
         is_uncertain: bool,
         now: Timestamp,
     ) -> Result<bool, StoreError> {
-        let is_asked =
-            |refund: &Refund<'_>| is_uncertain || refund.limit.algorithm() == Algorithm::LeakyBucket;
+        if refunds.first().is_some_and(|refund| self.resets.has_removed(refund)) {
+            return Ok(false);
+        }
+        let is_asked = |refund: &Refund<'_>| {
+            is_uncertain
+                || refund.limit.algorithm() == Algorithm::LeakyBucket
+                || self.overrides.may_affect(refund, now)
+        };
         let Some(Refund { key, limit, .. }) = refunds.first().filter(|refund| is_asked(refund)) else {
             return self.store.refund(refunds, now).await.map(|()| true);
         };

@@ -138,7 +138,13 @@ impl RuleReservation {
     /// Sets the final cost of the request. If the store fails, the charge stays.
     async fn commit<S: Store>(&self, shared: &SharedStore<S>, cost: Cost) -> Result<(), StoreError> {
         match cost.cmp(&self.cost) {
-            Ordering::Less => shared.store.refund(&self.refunds(cost), shared.clock.now()).await,
+            Ordering::Less => {
+                let refunds = self.refunds(cost);
+                if refunds.first().is_some_and(|refund| shared.resets.has_removed(refund)) {
+                    return Ok(());
+                }
+                shared.store.refund(&refunds, shared.clock.now()).await
+            }
             Ordering::Equal => Ok(()),
             Ordering::Greater => self.charge(shared, cost.get() - self.cost.get()).await,
         }
@@ -210,8 +216,8 @@ impl<S: Store + 'static> Limiter<S> {
 
     /// Sets the final cost of a reservation of the rule called `rule`, even if the returned future is dropped: less refunds the
     /// rest, more charges the difference, even into debt. If the store fails, the charge stays. Returns false if the rest should be
-    /// refunded and stays charged: because the limit has changed since, or because of a leaky bucket, which gives something back
-    /// only while no later request waits.
+    /// refunded and stays charged: because the limit has changed since or is overridden, because the counter was reset, or because
+    /// of a leaky bucket, which gives something back only while no later request waits.
     pub async fn commit_rule(
         &self,
         policy: &ActivePolicy,

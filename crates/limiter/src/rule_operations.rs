@@ -80,8 +80,9 @@ impl<S: Store + 'static> Limiter<S> {
     }
 
     /// Refunds units of a rule that were charged at `charged`. What its counter no longer contains is not refunded. Returns
-    /// false if the rule has a leaky bucket or a log that gave nothing back. The bucket gives back only a whole charge, and only
-    /// while no later request waits; the log gives back only what was charged at exactly `charged`.
+    /// false if the rule has a leaky bucket or a log that gave nothing back, if the counter was reset since, or if the client has an
+    /// override. The bucket gives back only a whole charge, and only while no later request waits; the log gives back only what
+    /// was charged at exactly `charged`; under an override the part that is left is unknown.
     pub async fn refund_rule(
         &self,
         policy: &ActivePolicy,
@@ -119,6 +120,7 @@ impl<S: Store + 'static> Limiter<S> {
     /// Resets a counter, and removes the violations and the lock-out of its client under the rule.
     pub async fn reset(&self, key: CounterKey<'_>) -> Result<(), StoreError> {
         self.store().reset(key).await?;
+        self.shared.resets.add(key, self.shared.clock.now());
         self.penalties().lift(key);
         Ok(())
     }

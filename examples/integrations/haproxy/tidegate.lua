@@ -3,6 +3,9 @@
 local authorize = "http://127.0.0.1:8082/v1/authorize"
 -- The token of the listener, if it has one.
 local token = nil
+-- How long to wait for an answer, in milliseconds. A `leaky_bucket` delays it by up to its `max_wait`, 30 s by default, so this must
+-- be longer: HAProxy asks again after a timeout, up to three times, and each question is charged. 2000 is enough without such a rule.
+local timeout = 32000
 
 -- Headers that describe the request to Tidegate, or the connection. A client must not send them.
 local removed = {
@@ -62,7 +65,7 @@ core.register_action("tidegate", { "http-req" }, function(txn)
     if token then
         headers["x-tidegate-token"] = { token }
     end
-    local response = core.httpclient():get({ url = authorize, headers = headers, timeout = 2000 })
+    local response = core.httpclient():get({ url = authorize, headers = headers, timeout = timeout })
     local status = response and response.status or 0
     if status == 200 then
         txn:set_var("txn.tidegate_limit", first(response.headers, "x-ratelimit-limit"))

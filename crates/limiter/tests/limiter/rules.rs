@@ -2,10 +2,10 @@
 
 use std::sync::{Arc, Mutex};
 
-use tidegate_core::{Cost, TimeSpan, Timestamp};
+use tidegate_core::{Cost, CounterKey, Limit, RuleId, Spec, TimeSpan, Timestamp};
 use tidegate_limiter::{RuleCheck, RuleReservation, Ruling};
 use tidegate_policy::{Ban, Bans, ClientName, RuleClient, Scratch, Subject};
-use tidegate_store::MemoryStore;
+use tidegate_store::{MemoryStore, Override};
 
 use crate::{Bench, START, active, describe};
 
@@ -194,6 +194,69 @@ async fn refund_part_of_a_leaky_charge_says_that_nothing_was_refunded() {
     assert!(refund(10).await, "all");
     assert_eq!(bench.delay("user:bob").await, TimeSpan::ZERO);
     assert!(!refund(10).await, "it is given back once");
+}
+
+#[tokio::test]
+async fn refund_and_commit_under_an_override_say_that_nothing_was_refunded() {
+    for algorithm in ["token_bucket", "fixed_window", "sliding_window_counter", "sliding_window_log"] {
+        let bench = Bench::new(&format!(
+            "rate_limits: {{ default: {{ requests: 100, window: 1h, algorithm: {algorithm} }} }}"
+        ));
+        let (policy, client) = (bench.limiter.policy(), bench.client("user:bob"));
+        let spec = Spec::new(50, TimeSpan::from_secs(3_600));
+        let limit = Limit::new(algorithm.parse().unwrap(), spec).unwrap();
+        let until = bench.now() + TimeSpan::from_secs(60);
+        let key = CounterKey::new(RuleId::named("default"), client.key());
+        bench.limiter.override_limit(key, Some(Override { limit, until }), bench.now()).await.unwrap();
+        let refund = async |charged| {
+            let check = RuleCheck { rule: "default", client: &client, cost: Cost::new(5) };
+            bench.limiter.refund_rule(&policy, check, charged, bench.now()).await.unwrap()
+        };
+        let (_, charged) = bench.reserve("user:bob", 5).await;
+        assert!(!refund(charged).await, "{algorithm}");
+        let (reservation, _) = bench.reserve("user:bob", 10).await;
+        assert!(!bench.commit(reservation, 1).await, "{algorithm}");
+        let (reservation, _) = bench.reserve("user:bob", 10).await;
+        assert!(bench.commit(reservation, 12).await, "{algorithm}: more is charged");
+        // Another client has no override.
+        let (reservation, _) = bench.reserve("user:eve", 10).await;
+        assert!(bench.commit(reservation, 1).await, "{algorithm}");
+        bench.clock.advance(TimeSpan::from_secs(130));
+        let (_, charged) = bench.reserve("user:bob", 5).await;
+        assert!(refund(charged).await, "{algorithm}: the override is over");
+    }
+}
+
+#[tokio::test]
+async fn refund_and_commit_after_a_reset_take_nothing_of_later_charges() {
+    for algorithm in ["token_bucket", "fixed_window", "sliding_window_counter", "sliding_window_log"] {
+        let bench = Bench::new(&format!(
+            "rate_limits: {{ default: {{ requests: 100, window: 1h, algorithm: {algorithm} }} }}"
+        ));
+        let (policy, client) = (bench.limiter.policy(), bench.client("user:bob"));
+        let remaining = async || {
+            let check = RuleCheck { rule: "default", client: &client, cost: Cost::ONE };
+            let mut scratch = Scratch::default();
+            match bench.limiter.preview_rule(&policy, check, &mut scratch, bench.now()).await {
+                Ruling::Admitted(ruling) => ruling.report.limits()[0].remaining,
+                other => panic!("{other:?}"),
+            }
+        };
+        let (early, charged) = bench.reserve("user:bob", 50).await;
+        bench.clock.advance(TimeSpan::from_micros(1));
+        bench.limiter.reset_rule(&policy, ("default", client.key())).await.unwrap();
+        bench.clock.advance(TimeSpan::from_micros(1));
+        let (late, _) = bench.reserve("user:bob", 40).await;
+        let check = RuleCheck { rule: "default", client: &client, cost: Cost::new(50) };
+        assert!(
+            !bench.limiter.refund_rule(&policy, check, charged, bench.now()).await.unwrap(),
+            "{algorithm}"
+        );
+        assert!(!bench.commit(early, 0).await, "{algorithm}");
+        assert_eq!(remaining().await, 60, "{algorithm}");
+        assert!(bench.commit(late, 10).await, "{algorithm}");
+        assert_eq!(remaining().await, 90, "{algorithm}");
+    }
 }
 
 #[tokio::test]

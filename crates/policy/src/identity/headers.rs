@@ -24,6 +24,8 @@ pub struct HeaderRules {
     underscored: Vec<HeaderName>,
     /// Identity headers with an underscore in their name, renamed with dashes.
     aliases: Vec<HeaderName>,
+    /// All headers that the policy uses.
+    used: Vec<HeaderName>,
 }
 
 /// Why the headers of a request are ambiguous, or why its credentials are invalid.
@@ -55,6 +57,15 @@ pub enum HeaderError {
     /// An API key is not listed, and the policy rejects such requests.
     #[error("the API key in header `{0}` is not valid; send a valid key, or none")]
     UnknownKey(HeaderName),
+    /// A header that the policy does not use differs only in underscores and dashes from one that it uses. Many servers read both
+    /// as the same header.
+    #[error("many servers read header `{sent}` as `{used}`; send `{used}`")]
+    OtherSpelling {
+        /// The header.
+        sent: HeaderName,
+        /// The header that the policy uses.
+        used: HeaderName,
+    },
     /// `Connection` lists a header that identifies the client, which would remove it.
     #[error("`Connection` lists the header `{0}`, which identifies the client; remove it from `Connection`")]
     NamedInConnection(HeaderName),
@@ -91,13 +102,13 @@ impl HeaderRules {
         identity.extend(fingerprint.iter().flat_map(Fingerprint::headers).cloned());
         identity.extend(cookie.is_some().then_some(COOKIE));
         let has_underscore = |name: &HeaderName| name.as_str().contains('_');
-        let mut underscored = used_by_rules(plan);
-        underscored.extend(identity.iter().cloned());
-        underscored.retain(has_underscore);
+        let mut used = used_by_rules(plan);
+        used.extend(identity.iter().cloned());
+        let underscored = used.iter().filter(|name| has_underscore(name)).cloned().collect();
         let aliases = identity.iter().filter(|name| has_underscore(name));
         let aliases = aliases.filter_map(|name| name.as_str().replace('_', "-").parse().ok()).collect();
         let (api_key, cookie) = (api_key.clone(), cookie.clone());
-        Self { api_key, cookie, single, proxied, identity, underscored, aliases }
+        Self { api_key, cookie, single, proxied, identity, underscored, aliases, used }
     }
 
     /// Runs all checks and removes the headers that the peer is not allowed to send.
@@ -115,6 +126,20 @@ impl HeaderRules {
         self.check_connection(headers)?;
         if !is_trusted {
             self.remove_proxied(headers);
+        }
+        Ok(())
+    }
+
+    /// Checks that no header which [`apply`](Self::apply) drops may be read as one that the policy uses. For requests that somebody
+    /// else forwards, with all of their headers.
+    pub fn check_spelling(&self, headers: &HeaderMap) -> Result<(), HeaderError> {
+        let is_suspicious = |name: &&HeaderName| {
+            name.as_str().contains('_') && !self.underscored.contains(name) || self.aliases.contains(name)
+        };
+        for sent in headers.keys().filter(is_suspicious) {
+            if let Some(used) = self.used.iter().find(|used| is_same_spelling(used, sent)) {
+                return Err(HeaderError::OtherSpelling { sent: sent.clone(), used: used.clone() });
+            }
         }
         Ok(())
     }
@@ -196,6 +221,14 @@ impl HeaderRules {
             trailers.remove(name);
         }
     }
+}
+
+/// Whether two names differ at most in underscores and dashes.
+fn is_same_spelling(one: &HeaderName, other: &HeaderName) -> bool {
+    let bytes = |name: &HeaderName| name.as_str().len();
+    let dashed = |byte: u8| if byte == b'_' { b'-' } else { byte };
+    bytes(one) == bytes(other)
+        && one.as_str().bytes().zip(other.as_str().bytes()).all(|(one, other)| dashed(one) == dashed(other))
 }
 
 /// Whether this is a forwarding header.

@@ -255,7 +255,8 @@ pub(crate) static HTTP: Mapping = Mapping {
             "underscore_headers",
             Choice(UNDERSCORE_HEADERS),
             "Request headers with an underscore in their name, such as `X_User_Id`, which many servers read as \
-             `X-User-Id`. `drop`: removed before anything reads them, unless the policy uses the name. `keep`: forwarded.",
+             `X-User-Id`. `drop`: removed before anything reads them, unless the policy uses the name; the decision service \
+             cannot remove them and answers 400 if the policy uses the name with dashes. `keep`: forwarded.",
             "keep",
         )
         .default("drop"),

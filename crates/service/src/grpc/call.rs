@@ -21,7 +21,7 @@ use tidegate_tower::deadline::Deadline;
 use tokio::sync::watch;
 
 use super::bad_descriptor::{BadDescriptor, RlsError};
-use super::frame::{self, MessageReader, PartialBytes};
+use super::frame::{self, MAX_MESSAGE, MAX_OTHER_MESSAGE, MessageReader, PartialBytes};
 use super::message::{RateLimitRequest, ResponseCode};
 use super::rate_limit;
 use super::status::{GRPC, GrpcCode, GrpcError, ok_trailers, shown};
@@ -67,8 +67,10 @@ pub(super) async fn serve<S: Store + 'static>(
         let _ = respond.send_response(response, true);
         return;
     }
-    let mut messages = MessageReader::new(body, context.partial.clone());
-    if parts.uri.path() == SHOULD_RATE_LIMIT {
+    let is_rate_limit = parts.uri.path() == SHOULD_RATE_LIMIT;
+    let max = if is_rate_limit { MAX_MESSAGE } else { MAX_OTHER_MESSAGE };
+    let mut messages = MessageReader::new(body, max, context.partial.clone());
+    if is_rate_limit {
         let reply = should_rate_limit(&context, parts, &mut messages).await;
         send_reply(&mut respond, reply);
         return;

@@ -12,6 +12,8 @@ use super::status::{GrpcCode, GrpcError};
 /// The largest message that is accepted, in bytes. A request of Envoy has a few hundred. Its client can send headers of 60 KiB, and
 /// several descriptors may contain them.
 pub(super) const MAX_MESSAGE: usize = 256 << 10;
+/// The largest message of other methods, in bytes. Clients without a token may send it, too.
+pub(super) const MAX_OTHER_MESSAGE: usize = 1 << 10;
 /// The flag and the length before each message.
 const PREFIX: usize = 5;
 
@@ -42,6 +44,8 @@ impl PartialBytes {
 #[derive(Debug)]
 pub(super) struct MessageReader {
     body: RecvStream,
+    /// The largest message that is accepted, in bytes.
+    max: usize,
     buffer: BytesMut,
     /// The bytes that were read and are still part of the windows.
     held: usize,
@@ -51,15 +55,15 @@ pub(super) struct MessageReader {
 }
 
 impl MessageReader {
-    pub(super) fn new(body: RecvStream, all_partial: PartialBytes) -> Self {
-        Self { body, buffer: BytesMut::new(), held: 0, partial: 0, all_partial }
+    pub(super) fn new(body: RecvStream, max: usize, all_partial: PartialBytes) -> Self {
+        Self { body, max, buffer: BytesMut::new(), held: 0, partial: 0, all_partial }
     }
 
     /// The next message; `None` at the end of the body.
     pub(super) async fn next(&mut self) -> Result<Option<Bytes>, GrpcError> {
         self.release_earlier();
         loop {
-            if let Some(message) = take_message(&mut self.buffer)? {
+            if let Some(message) = take_message(&mut self.buffer, self.max)? {
                 self.set_partial(0);
                 return Ok(Some(message));
             }
@@ -140,14 +144,14 @@ fn incomplete() -> GrpcError {
 
 /// Takes a message from the start of `buffer`; `None` if it is not complete. Fails as soon as the prefix shows that the
 /// message is not acceptable.
-fn take_message(buffer: &mut BytesMut) -> Result<Option<Bytes>, GrpcError> {
+fn take_message(buffer: &mut BytesMut, max: usize) -> Result<Option<Bytes>, GrpcError> {
     let Some((&[flag, ref length @ ..], _)) = buffer.split_first_chunk::<PREFIX>() else { return Ok(None) };
     if flag != 0 {
         return Err(GrpcError::new(GrpcCode::Unimplemented, "compressed messages are not supported"));
     }
     let length = usize::try_from(u32::from_be_bytes(*length)).unwrap_or(usize::MAX);
-    if length > MAX_MESSAGE {
-        let message = format!("the message has {length} bytes; at most {MAX_MESSAGE} are allowed");
+    if length > max {
+        let message = format!("the message has {length} bytes; at most {max} are allowed");
         return Err(GrpcError::new(GrpcCode::ResourceExhausted, message));
     }
     if buffer.len() < PREFIX + length {
@@ -184,16 +188,17 @@ mod tests {
         let mut buffer = BytesMut::new();
         for byte in [0, 0, 0, 0, 2, 7] {
             buffer.put_u8(byte);
-            assert_eq!(take_message(&mut buffer), Ok(None));
+            assert_eq!(take_message(&mut buffer, MAX_MESSAGE), Ok(None));
         }
         buffer.extend_from_slice(&[8, 0]);
-        assert_eq!(take_message(&mut buffer), Ok(Some(Bytes::from_static(&[7, 8]))));
+        assert_eq!(take_message(&mut buffer, MAX_MESSAGE), Ok(Some(Bytes::from_static(&[7, 8]))));
         assert_eq!(&buffer[..], [0]);
     }
 
     #[test]
     fn message_compressed_or_too_large_is_rejected_by_its_prefix() {
-        let code = |bytes: &[u8]| take_message(&mut BytesMut::from(bytes)).map_err(|error| error.code);
+        let code =
+            |bytes: &[u8]| take_message(&mut BytesMut::from(bytes), MAX_MESSAGE).map_err(|error| error.code);
         assert_eq!(code(&[1, 0, 0, 0, 0]), Err(GrpcCode::Unimplemented));
         assert_eq!(code(&[0, 0, 4, 0, 1]), Err(GrpcCode::ResourceExhausted));
         assert_eq!(code(&[0, 0, 4, 0, 0]), Ok(None));

@@ -19,9 +19,8 @@ const METHODS: [&str; 2] = [
 ];
 /// A client that asks nothing, or reads nothing of a reply, for this long is not waited for.
 const IDLE_TIMEOUT: Duration = Duration::from_mins(1);
-/// The largest number of questions of one call, and the largest question in bytes.
+/// The largest number of questions of one call.
 const MAX_QUESTIONS: usize = 64;
-const MAX_QUESTION: usize = 1024;
 
 /// `ServerReflectionRequest`.
 #[derive(Clone, PartialEq, prost::Message)]
@@ -117,9 +116,6 @@ pub(super) async fn serve(
     let mut stream = None;
     for _ in 0..MAX_QUESTIONS {
         let question = match tokio::time::timeout(IDLE_TIMEOUT, messages.next()).await {
-            Ok(Ok(Some(question))) if question.len() > MAX_QUESTION => {
-                Err(GrpcError::new(GrpcCode::ResourceExhausted, "the question is too long"))
-            }
             Ok(Ok(Some(question))) => frame::decode::<ReflectionRequest>(question),
             Ok(Ok(None)) | Err(_) => break,
             Ok(Err(error)) => Err(error),

@@ -27,6 +27,11 @@ clients: { identify_by: [user, ip], user: { header: X-User-Id }, ip: { trusted_p
 rate_limits: { default: { requests: 2, window: 1h } }
 ";
 
+/// Delays requests for longer than usual timeouts.
+const DELAYING_POLICY: &str = "
+rate_limits: { default: { requests: 2, window: 5s, algorithm: leaky_bucket, burst: 3 } }
+";
+
 /// What a client could send to describe another request than its own.
 const FORGED: &str = "X-Original-Method: GET\r\nX-Original-URI: /\r\nX-Original-Host: other\r\nX-Real-IP: 198.51.100.1\r\n\
                       X-Forwarded-Method: GET\r\nX-Forwarded-Uri: /\r\nX-Forwarded-Host: other\r\n\
@@ -189,4 +194,17 @@ fn haproxy_lua_action_passes_and_rejects() {
     service.tidegate.signal("-KILL");
     service.tidegate.wait();
     assert_eq!(service.send("GET", "/", "").status, 503, "no request passes without an answer");
+}
+
+#[test]
+fn haproxy_waits_for_requests_that_a_leaky_bucket_delays() {
+    let service = ProxiedService::start_with(DELAYING_POLICY);
+    let _haproxy = service.haproxy();
+    assert_eq!(service.send("GET", "/", "").status, 200);
+    let proxy = service.proxy.to_string();
+    let statuses = std::thread::scope(|scope| {
+        let waiting = [(); 2].map(|()| scope.spawn(|| request(&proxy, "GET", "/", "", "").status));
+        waiting.map(|delayed| delayed.join().expect("a response"))
+    });
+    assert_eq!(statuses, [200, 200]);
 }

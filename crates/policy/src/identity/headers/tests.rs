@@ -106,3 +106,19 @@ fn apply_removes_headers_that_the_peer_may_not_send() {
     assert_eq!(removed(true, UnderscoreHeaders::Keep), [""; 0]);
     assert!(rules().apply(&mut map(&[("x_key", "a,b")]), true, UnderscoreHeaders::Keep).is_err());
 }
+
+#[test]
+fn check_spelling_header_that_servers_confuse_with_one_in_use_is_rejected() {
+    for (sent, used) in
+        [("x_user", "x-user"), ("x_token", "x-token"), ("user_agent", "user-agent"), ("x-key", "x_key")]
+    {
+        let headers = map(&[("accept", "*/*"), (used, "a"), (sent, "a")]);
+        let (sent, used) = (HeaderName::from_static(sent), HeaderName::from_static(used));
+        assert_eq!(rules().check_spelling(&headers), Err(HeaderError::OtherSpelling { sent, used }));
+    }
+    let in_use =
+        ["x_key", "x-user", "x_match", "x_cost", "x_when", "x_other", "x-other", "x__key", "session"];
+    for name in in_use {
+        assert_eq!(rules().check_spelling(&map(&[(name, "a")])), Ok(()), "{name}");
+    }
+}

@@ -91,6 +91,19 @@ async fn messages_in_part_never_fill_the_window_of_the_connection() {
     assert!((10..20).contains(&over), "{over} calls were rejected for their size");
 }
 
+/// Health checks need no token, so their messages must not take up memory.
+#[tokio::test]
+async fn health_check_with_a_long_message_is_refused_before_the_message_arrives() {
+    let service = start();
+    let caller = service.connect().await;
+    let mut prefix = BytesMut::new();
+    prefix.put_u8(0);
+    prefix.put_u32(2 << 10);
+    let (response, mut stream) = caller.begin("/grpc.health.v1.Health/Check", &HeaderMap::new()).await;
+    stream.send_data(prefix.freeze(), false).unwrap();
+    assert_eq!(within("a reply", reply(response)).await.status, 8, "RESOURCE_EXHAUSTED");
+}
+
 #[tokio::test]
 async fn head_with_a_long_trace_state_is_accepted() {
     let service = start();

@@ -64,6 +64,23 @@ fn authorize_passes_and_rejects_with_the_limit_headers() {
     assert_eq!(service.authorize(&nginx("GET", "/", "192.0.2.66")).status, 403);
 }
 
+/// Caddy and HAProxy pass such a header on, and many services read it as the key.
+#[test]
+fn authorize_key_in_a_header_with_underscores_is_rejected() {
+    let request = |name: &str| format!("{}{name}: k\r\n", caddy("GET", "/", "192.0.2.7"));
+    let service = TestService::start(POLICY);
+    for name in ["X_Api_Key", "x-api_key"] {
+        let rejected = service.authorize(&request(name));
+        assert_eq!(rejected.status, 400, "{rejected:?}");
+        assert!(rejected.json()["message"].as_str().is_some_and(|text| text.contains("`x-api-key`")));
+    }
+    for name in ["X-Api-Key", "X_Other"] {
+        assert_eq!(service.authorize(&request(name)).status, 200, "{name}");
+    }
+    let kept = TestService::start(&format!("http: {{ underscore_headers: keep }}\n{POLICY}"));
+    assert_eq!(kept.authorize(&request("X_Api_Key")).status, 200, "the operator allows it");
+}
+
 #[test]
 fn authorize_no_spelling_of_a_path_avoids_a_limit() {
     let service = TestService::start(POLICY);

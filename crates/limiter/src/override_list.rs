@@ -1,0 +1,102 @@
+//! The overrides that operators have made, as far as refunds need to know them. The store applies them.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{PoisonError, RwLock};
+
+use tidegate_core::{CounterKey, Refund, RuleId, Timestamp};
+use tidegate_store::Override;
+
+/// With fewer entries it is not worth removing expired ones.
+const MIN_PURGE: usize = 64;
+
+/// Overrides by key. Usually there are none, and then a lookup costs one atomic load.
+#[derive(Debug, Default)]
+pub(crate) struct OverrideList {
+    any: AtomicBool,
+    entries: RwLock<OverrideEntries>,
+}
+
+#[derive(Debug, Default)]
+struct OverrideEntries {
+    by_rule: HashMap<RuleId, HashMap<Box<[u8]>, Override>>,
+    /// The number of entries at which expired ones are removed.
+    purge_at: usize,
+}
+
+impl OverrideList {
+    /// Records an override, or with `None` its end at `now`. It may affect refunds for some time after its end.
+    pub(crate) fn set(&self, key: CounterKey<'_>, replacement: Option<Override>, now: Timestamp) {
+        let mut entries = self.entries.write().unwrap_or_else(PoisonError::into_inner);
+        entries.set(key, replacement, now);
+        self.any.store(!entries.by_rule.is_empty(), Ordering::Release);
+    }
+
+    /// Whether the refunded charge may have been made under an override: then the store may give nothing back.
+    pub(crate) fn may_affect(&self, refund: &Refund<'_>, now: Timestamp) -> bool {
+        if !self.any.load(Ordering::Acquire) {
+            return false;
+        }
+        let entries = self.entries.read().unwrap_or_else(PoisonError::into_inner);
+        let clients = entries.by_rule.get(&refund.key.rule);
+        let replacement = clients.and_then(|clients| clients.get(refund.key.client));
+        replacement.is_some_and(|replacement| replacement.may_affect(refund, now))
+    }
+}
+
+impl OverrideEntries {
+    fn set(&mut self, key: CounterKey<'_>, replacement: Option<Override>, now: Timestamp) {
+        let Some(replacement) = replacement else {
+            let clients = self.by_rule.get_mut(&key.rule);
+            if let Some(ended) = clients.and_then(|clients| clients.get_mut(key.client)) {
+                ended.until = ended.until.min(now);
+            }
+            return;
+        };
+        if self.len() >= self.purge_at.max(MIN_PURGE) {
+            for clients in self.by_rule.values_mut() {
+                clients.retain(|_, replacement| !replacement.has_expired(now));
+            }
+            self.by_rule.retain(|_, clients| !clients.is_empty());
+            self.purge_at = 2 * self.len();
+        }
+        self.by_rule.entry(key.rule).or_default().insert(key.client.into(), replacement);
+    }
+
+    fn len(&self) -> usize {
+        self.by_rule.values().map(HashMap::len).sum()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tidegate_core::{Algorithm, Cost, Limit, Spec, TimeSpan};
+
+    use super::*;
+
+    const NOW: Timestamp = Timestamp::from_secs(1_000);
+
+    #[test]
+    fn override_list_expired_entries_are_removed() {
+        let limit = Limit::new(Algorithm::FixedWindow, Spec::new(1, TimeSpan::from_secs(60))).unwrap();
+        let list = OverrideList::default();
+        let override_until = |client: usize, until, now| {
+            let client = client.to_be_bytes();
+            list.set(CounterKey::new(RuleId::named("r"), &client), Some(Override { limit, until }), now);
+        };
+        for client in 0..1_000 {
+            override_until(client, NOW, NOW);
+        }
+        let later = NOW + TimeSpan::from_secs(1_000);
+        for client in 1_000..1_100 {
+            override_until(client, Timestamp::MAX, later);
+        }
+        assert!(list.entries.read().unwrap().len() < 1_200);
+        let affects = |client: usize| {
+            let (client, cost) = (client.to_be_bytes(), Cost::ONE);
+            let key = CounterKey::new(RuleId::named("r"), &client);
+            list.may_affect(&Refund { key, limit: &limit, cost, charged: later }, later)
+        };
+        assert_eq!([7, 1_007].map(affects), [false, true]);
+    }
+}
