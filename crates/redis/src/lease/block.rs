@@ -36,6 +36,8 @@ const MAX_DOUBLINGS: u32 = 5;
 const MIN_DOUBLINGS: u32 = 3;
 /// Other nodes hold a relevant number of units if it is more than one part in this many of the limit.
 const RELEVANT: u64 = 50;
+/// Leases of a token bucket live no longer. See lua/lease_format.lua.
+const LONGEST_LIFE_OF_BUCKET: TimeSpan = TimeSpan::from_secs(10);
 /// The least number of units asked for in advance.
 const SMALLEST_WANT: u64 = 4;
 
@@ -79,6 +81,8 @@ pub(crate) struct LeaseBlock {
     /// A window that is rarely used is settled only then.
     settle_latest: Timestamp,
     horizon: TimeSpan,
+    /// Until then Redis may hold units for this node that it will never spend: it must say so.
+    held_until: Timestamp,
     rejections_in_a_row: u32,
 }
 
@@ -160,6 +164,7 @@ impl LeaseBlock {
             horizon: HORIZON.1,
             settle_latest: Timestamp::ZERO,
             latest: Timestamp::ZERO,
+            held_until: Timestamp::ZERO,
             rejections_in_a_row: 0,
         }
     }
@@ -201,15 +206,31 @@ impl LeaseBlock {
         }
     }
 
-    /// Stops spending the lease, and asks Redis before the next decision. A request without a reply is given up.
+    /// Stops spending the lease, and asks Redis before the next decision. A request without a reply is given up. What Redis
+    /// still holds for the lease is released with the next request, without waiting for a decision.
     pub(crate) fn forget(&mut self) {
+        if self.granted > self.spent {
+            self.held_until = self.held_until.max(self.usable_until);
+        }
         self.granted = self.spent;
         self.contact = None;
         self.rejection = None;
-        self.pending = None;
+        if let Some(pending) = self.pending.take() {
+            self.note_unknown_grant(&pending);
+        }
         self.low_water = 0;
         self.report_at = u64::MAX;
         self.rejections_in_a_row = 0;
+    }
+
+    /// Redis may have granted what `pending` asked for.
+    fn note_unknown_grant(&mut self, pending: &PendingRequest) {
+        self.held_until = self.held_until.max(pending.sent + longest_life(&self.limit));
+    }
+
+    /// Whether Redis may hold units that this node will not spend.
+    fn must_release(&self, now: Timestamp) -> bool {
+        now < self.held_until
     }
 
     /// Whether the node may reject by what Redis said earlier: it has no units left, or knows that Redis has none.
@@ -342,7 +363,7 @@ impl LeaseBlock {
         if self.pending.is_some() {
             return false;
         }
-        if self.debt > 0 {
+        if self.debt > 0 || self.must_release(now) {
             return true;
         }
         match self.limit.kind() {
@@ -367,6 +388,7 @@ impl LeaseBlock {
         self.pending.is_none()
             && self.debt == 0
             && self.units(now) == 0
+            && !self.must_release(now)
             && (self.spent == self.reported || is_windowed(&self.limit))
             && self.rejection.is_none_or(|rejection| now >= rejection.retry_at)
             && (self.contact.is_none() || now >= self.settle_at)
@@ -402,7 +424,7 @@ impl LeaseBlock {
             ContactReason::Report { .. } => (0, 0),
             ContactReason::Settlement => {
                 let kept = if is_idle { 0 } else { expected.unwrap_or(units).min(units) };
-                if kept == units && self.debt == 0 && is_windowed(&self.limit) {
+                if kept == units && self.debt == 0 && is_windowed(&self.limit) && !self.must_release(now) {
                     self.settle_at = now + self.horizon;
                     return None;
                 }
@@ -433,6 +455,7 @@ impl LeaseBlock {
         let (units, demand) = (self.units(now), self.demand.since_sample());
         is_windowed(&self.limit)
             && self.debt == 0
+            && !self.must_release(now)
             && now < self.settle_latest
             && demand.saturating_mul(FIRST_PART) < units.saturating_add(demand)
     }
@@ -454,8 +477,11 @@ impl LeaseBlock {
     /// Applies the reply to request `sequence`, received at `now`. A reply that the node does not wait for has no effect.
     pub(crate) fn receive(&mut self, sequence: u64, reply: &LeaseReply, now: Timestamp) {
         let Some(pending) = self.pending.take_if(|pending| pending.sequence == sequence) else { return };
+        self.held_until = Timestamp::ZERO;
         if reply.status != LeaseStatus::Done {
             self.forget();
+            // Redis has left the entry alone, and would do so again.
+            self.held_until = Timestamp::ZERO;
             return;
         }
         if reply.epoch == self.epoch {
@@ -521,7 +547,9 @@ impl LeaseBlock {
 
     /// Gives up request `sequence`: its result is unknown. Units that it may have been granted are never spent.
     pub(crate) fn give_up(&mut self, sequence: u64) {
-        self.pending.take_if(|pending| pending.sequence == sequence);
+        if let Some(pending) = self.pending.take_if(|pending| pending.sequence == sequence) {
+            self.note_unknown_grant(&pending);
+        }
     }
 
     /// Takes back request `sequence`: it was not sent, so its debt goes into the next one.
@@ -540,6 +568,15 @@ fn refill_of(limit: &Limit) -> TimeSpan {
             TimeSpan::from_micros(rate.unit().get().saturating_mul(rate.tick().micros()) / rate.drain())
         }
         _ => TimeSpan::ZERO,
+    }
+}
+
+/// How long units of a lease may be spent, at most.
+fn longest_life(limit: &Limit) -> TimeSpan {
+    match limit.kind() {
+        AlgorithmKind::FixedWindow(window) => window.window(),
+        AlgorithmKind::SlidingCounter(counter) => counter.window(),
+        _ => LONGEST_LIFE_OF_BUCKET,
     }
 }
 
