@@ -311,8 +311,11 @@ local function reset(entry)
   entry.counters, entry.undo, entry.dirty = {}, nil, true
 end
 
-local function override_limit(entry, till, limit)
-  if limit then
+local function override_limit(entry, till, limit, is_restored)
+  local known = entry.override
+  if is_restored and known and now < known.till and same(known.limit, limit) then
+    return
+  elseif limit then
     entry.override = { till = till, limit = limit }
   elseif entry.override then
     entry.override.till = math.min(entry.override.till, now)
@@ -396,7 +399,7 @@ local function run(code, at)
     elseif code == RESET then
       reset(entry)
     else
-      override_limit(entry, item.time, item.limit)
+      override_limit(entry, item.time, item.limit, item.cost == 1)
     end
   end
   return DONE, at

@@ -1,6 +1,7 @@
 //! What a node knows of one counter: the units it may spend, and what Redis said last. No I/O and no clock.
 
 mod refund;
+mod release;
 
 use std::num::NonZeroU32;
 
@@ -9,6 +10,7 @@ use tidegate_core::{AlgorithmKind, Cost, Limit, Outcome, Role, TimeSpan, Timesta
 use super::demand::Demand;
 use super::request::{LeaseAction, LeaseReply, LeaseStatus};
 use crate::nodes::NodeId;
+use crate::support::shows_override;
 
 /// More than any limit: as much as the fair share allows.
 const WHOLE_SHARE: u64 = 1 << 53;
@@ -36,8 +38,6 @@ const MAX_DOUBLINGS: u32 = 5;
 const MIN_DOUBLINGS: u32 = 3;
 /// Other nodes hold a relevant number of units if it is more than one part in this many of the limit.
 const RELEVANT: u64 = 50;
-/// Leases of a token bucket live no longer. See lua/lease_format.lua.
-const LONGEST_LIFE_OF_BUCKET: TimeSpan = TimeSpan::from_secs(10);
 /// The least number of units asked for in advance.
 const SMALLEST_WANT: u64 = 4;
 
@@ -96,6 +96,8 @@ struct LastContact {
     capacity: u64,
     /// When the counter equals an unused one, if all leased units are spent.
     reset_at: Timestamp,
+    /// How long another limit than the rule's may be in force; `MAX` if none is.
+    overridden_until: Timestamp,
 }
 
 /// Redis has no units to grant.
@@ -206,33 +208,6 @@ impl LeaseBlock {
         }
     }
 
-    /// Stops spending the lease, and asks Redis before the next decision. A request without a reply is given up. What Redis
-    /// still holds for the lease is released with the next request, without waiting for a decision.
-    pub(crate) fn forget(&mut self) {
-        if self.granted > self.spent {
-            self.held_until = self.held_until.max(self.usable_until);
-        }
-        self.granted = self.spent;
-        self.contact = None;
-        self.rejection = None;
-        if let Some(pending) = self.pending.take() {
-            self.note_unknown_grant(&pending);
-        }
-        self.low_water = 0;
-        self.report_at = u64::MAX;
-        self.rejections_in_a_row = 0;
-    }
-
-    /// Redis may have granted what `pending` asked for.
-    fn note_unknown_grant(&mut self, pending: &PendingRequest) {
-        self.held_until = self.held_until.max(pending.sent + longest_life(&self.limit));
-    }
-
-    /// Whether Redis may hold units that this node will not spend.
-    fn must_release(&self, now: Timestamp) -> bool {
-        now < self.held_until
-    }
-
     /// Whether the node may reject by what Redis said earlier: it has no units left, or knows that Redis has none.
     pub(crate) fn may_reject(&self, now: Timestamp) -> bool {
         self.rejection.is_some() || self.units(now) == 0
@@ -262,7 +237,7 @@ impl LeaseBlock {
             return now.since(contact.received) > self.horizon && self.units(now) == 0;
         }
         missing > 0
-            && cost.get() <= contact.capacity
+            && (cost.get() <= contact.capacity || now >= contact.overridden_until)
             && self.rejection.is_none_or(|rejection| missing < rejection.least || now >= rejection.ask_at)
     }
 
@@ -502,6 +477,7 @@ impl LeaseBlock {
             available: reply.available,
             capacity: reply.capacity,
             reset_at: now + reply.reset_after,
+            overridden_until: self.overridden_until(pending.least, reply, now),
         });
         let parts = if is_windowed(&self.limit) { 4 } else { 2 };
         let interval = TimeSpan::from_micros(reply.life.as_micros() / parts);
@@ -530,9 +506,21 @@ impl LeaseBlock {
         self.reported.saturating_mul(2).max(units / FIRST_PART).max(SMALLEST_WANT)
     }
 
+    /// Until when the override lasts under which Redis has replied; `MAX` if there is none. It ends without a message.
+    fn overridden_until(&self, least: u64, reply: &LeaseReply, now: Timestamp) -> Timestamp {
+        let outcome = Outcome {
+            verdict: Verdict::NotUntil { retry_after: reply.retry_after },
+            limit: reply.capacity,
+            remaining: reply.available,
+            reset_after: reply.reset_after,
+        };
+        let is_overridden = shows_override(&self.limit, Cost::new(least), &outcome, reply.now);
+        if is_overridden { now + reply.life } else { Timestamp::MAX }
+    }
+
     fn reject(&mut self, least: u64, reply: &LeaseReply, now: Timestamp) {
         let retry_at = now + reply.retry_after;
-        let mut ask_at = retry_at;
+        let mut ask_at = self.contact.map_or(retry_at, |contact| retry_at.min(contact.overridden_until));
         if reply.held_elsewhere.saturating_mul(RELEVANT) > reply.capacity {
             let longest =
                 (BACKOFF.as_micros() << MIN_DOUBLINGS).max(self.settle_latest.since(now).as_micros() / 4);
@@ -544,20 +532,6 @@ impl LeaseBlock {
         // What is left is spent before Redis is asked again.
         self.low_water = 0;
     }
-
-    /// Gives up request `sequence`: its result is unknown. Units that it may have been granted are never spent.
-    pub(crate) fn give_up(&mut self, sequence: u64) {
-        if let Some(pending) = self.pending.take_if(|pending| pending.sequence == sequence) {
-            self.note_unknown_grant(&pending);
-        }
-    }
-
-    /// Takes back request `sequence`: it was not sent, so its debt goes into the next one.
-    pub(crate) fn take_back(&mut self, sequence: u64) {
-        if let Some(pending) = self.pending.take_if(|pending| pending.sequence == sequence) {
-            self.debt = self.debt.saturating_add(pending.debt);
-        }
-    }
 }
 
 /// The time in which one unit is refilled; 0 for windows.
@@ -568,15 +542,6 @@ fn refill_of(limit: &Limit) -> TimeSpan {
             TimeSpan::from_micros(rate.unit().get().saturating_mul(rate.tick().micros()) / rate.drain())
         }
         _ => TimeSpan::ZERO,
-    }
-}
-
-/// How long units of a lease may be spent, at most.
-fn longest_life(limit: &Limit) -> TimeSpan {
-    match limit.kind() {
-        AlgorithmKind::FixedWindow(window) => window.window(),
-        AlgorithmKind::SlidingCounter(counter) => counter.window(),
-        _ => LONGEST_LIFE_OF_BUCKET,
     }
 }
 

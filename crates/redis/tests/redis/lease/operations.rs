@@ -103,6 +103,29 @@ async fn lease_dropped_by_a_reset_or_an_override_is_released_without_a_decision(
 }
 
 #[tokio::test]
+async fn rejection_under_an_override_ends_with_it() {
+    let server = RedisServer::start();
+    for algorithm in LEASED {
+        let store = &nodes(&server, 1)[0];
+        let (own, narrow) = (limit(algorithm, 100, MINUTE), limit(algorithm, 5, MINUTE));
+        let check = Check::new(CounterKey::new(RULE, algorithm.name().as_bytes()), &own);
+        let replacement = Override { limit: narrow, until: START + TimeSpan::from_secs(5) };
+        store.override_limit(check.key, Some(replacement), START).await.unwrap();
+        let large = check.cost(Cost::new(10));
+        assert_eq!(store.decide(&[large], START).await.unwrap().verdict, Verdict::Never, "{algorithm}");
+        let mut passed = 0;
+        for _ in 0..10 {
+            passed += u64::from(store.decide(&[check], START).await.unwrap().passes());
+        }
+        assert_eq!(passed, 5, "{algorithm}");
+        let later = START + TimeSpan::from_secs(6);
+        for check in [check, large] {
+            assert!(store.decide(&[check], later).await.unwrap().passes(), "{algorithm}: it has ended");
+        }
+    }
+}
+
+#[tokio::test]
 async fn refund_returns_units_to_the_lease_only_once() {
     let server = RedisServer::start();
     let stores = nodes(&server, 1);
