@@ -83,6 +83,8 @@ pub(crate) struct LeaseBlock {
     horizon: TimeSpan,
     /// Until then Redis may hold units for this node that it will never spend: it must say so.
     held_until: Timestamp,
+    /// Until then another limit than the rule's may be in force; `MAX` if none is.
+    overridden_until: Timestamp,
     rejections_in_a_row: u32,
 }
 
@@ -96,8 +98,6 @@ struct LastContact {
     capacity: u64,
     /// When the counter equals an unused one, if all leased units are spent.
     reset_at: Timestamp,
-    /// How long another limit than the rule's may be in force; `MAX` if none is.
-    overridden_until: Timestamp,
 }
 
 /// Redis has no units to grant.
@@ -167,6 +167,7 @@ impl LeaseBlock {
             settle_latest: Timestamp::ZERO,
             latest: Timestamp::ZERO,
             held_until: Timestamp::ZERO,
+            overridden_until: Timestamp::MAX,
             rejections_in_a_row: 0,
         }
     }
@@ -237,7 +238,7 @@ impl LeaseBlock {
             return now.since(contact.received) > self.horizon && self.units(now) == 0;
         }
         missing > 0
-            && (cost.get() <= contact.capacity || now >= contact.overridden_until)
+            && (cost.get() <= contact.capacity || now >= self.overridden_until)
             && self.rejection.is_none_or(|rejection| missing < rejection.least || now >= rejection.ask_at)
     }
 
@@ -477,8 +478,8 @@ impl LeaseBlock {
             available: reply.available,
             capacity: reply.capacity,
             reset_at: now + reply.reset_after,
-            overridden_until: self.overridden_until(pending.least, reply, now),
         });
+        self.overridden_until = self.end_of_override(pending.least, reply, now);
         let parts = if is_windowed(&self.limit) { 4 } else { 2 };
         let interval = TimeSpan::from_micros(reply.life.as_micros() / parts);
         self.horizon = interval.clamp(HORIZON.0, HORIZON.1);
@@ -507,7 +508,7 @@ impl LeaseBlock {
     }
 
     /// Until when the override lasts under which Redis has replied; `MAX` if there is none. It ends without a message.
-    fn overridden_until(&self, least: u64, reply: &LeaseReply, now: Timestamp) -> Timestamp {
+    fn end_of_override(&self, least: u64, reply: &LeaseReply, now: Timestamp) -> Timestamp {
         let outcome = Outcome {
             verdict: Verdict::NotUntil { retry_after: reply.retry_after },
             limit: reply.capacity,
@@ -520,7 +521,7 @@ impl LeaseBlock {
 
     fn reject(&mut self, least: u64, reply: &LeaseReply, now: Timestamp) {
         let retry_at = now + reply.retry_after;
-        let mut ask_at = self.contact.map_or(retry_at, |contact| retry_at.min(contact.overridden_until));
+        let mut ask_at = retry_at.min(self.overridden_until);
         if reply.held_elsewhere.saturating_mul(RELEVANT) > reply.capacity {
             let longest =
                 (BACKOFF.as_micros() << MIN_DOUBLINGS).max(self.settle_latest.since(now).as_micros() / 4);
