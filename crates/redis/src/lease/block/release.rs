@@ -7,7 +7,7 @@ use tidegate_core::{AlgorithmKind, Limit, TimeSpan, Timestamp};
 
 use super::{LeaseBlock, PendingRequest};
 
-/// Leases of a token bucket live no longer. See lua/lease_format.lua.
+/// Leases of a token bucket live no longer. See `lua/lease_format.lua`.
 const LONGEST_LIFE_OF_BUCKET: TimeSpan = TimeSpan::from_secs(10);
 
 impl LeaseBlock {
