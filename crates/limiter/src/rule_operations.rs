@@ -79,20 +79,28 @@ impl<S: Store + 'static> Limiter<S> {
         }
     }
 
-    /// Refunds units of a rule that were charged at `charged`. What its counter no longer contains is not refunded. Returns
-    /// false if the rule has a leaky bucket or a log that gave nothing back, if the counter was reset since, or if the client has an
-    /// override. The bucket gives back only a whole charge, and only while no later request waits; the log gives back only what
-    /// was charged at exactly `charged`; under an override the part that is left is unknown.
+    /// Refunds units of a rule that were charged at `charged`; without it, units that count now. What its counter no longer
+    /// contains is not refunded. Returns false if the rule has a leaky bucket or a log that gave nothing back, if the counter was
+    /// reset since, or if the client has an override. The bucket gives back only a whole charge, and only while no later request
+    /// waits; the log gives back only what was charged at exactly `charged`; under an override the part that is left is unknown.
     pub async fn refund_rule(
         &self,
         policy: &ActivePolicy,
         RuleCheck { rule, client, cost }: RuleCheck<'_>,
-        charged: Timestamp,
+        charged: Option<Timestamp>,
         now: Timestamp,
     ) -> Result<bool, RuleError> {
         let mut scratch = Scratch::default();
         let matched = policy.matcher.match_rule(rule, client.key(), cost, &mut scratch);
         let matched = matched.ok_or(RuleError::NoRule)?;
+        let charged = match charged {
+            Some(charged) => charged,
+            // Charges have the time of the store, which may have another clock.
+            None => {
+                let peeks: Vec<_> = matched.checks().iter().map(|check| check.cost(Cost::ZERO)).collect();
+                self.store().peek(&peeks, now).await?.at
+            }
+        };
         let refunds: Vec<_> = matched
             .checks()
             .iter()

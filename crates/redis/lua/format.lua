@@ -12,7 +12,8 @@
 --              3 attempt, 5 cancel          identifier of the attempt (7), time of the charge (7, us), then as 2
 --              6 refund, 7 reset, 8 override
 --                                           count (2), and for each: key (2), limit (2, 0 for none), cost (7), time (7, us:
---                                           of the charge, or the end of the override)
+--                                           of the charge, or the end of the override; with cost 1 it is set only if its limit
+--                                           is not in force)
 --            numbers are little-endian if nothing else is said; keys and limits are positions, from 1
 --          5 the number of counters in KEYS; all of them if there is none
 -- Reply    one string: now (7 bytes, us), then for each operation: for each check the verdict (1: 0 pass, 1 not until,

@@ -449,6 +449,19 @@ local function reset(entry)
   end
 end
 
+local function override(entry, op)
+  local known = entry.instead
+  local is_same = known and now < known.till and same(known.limit, op.limit)
+  if op.debt == 1 and is_same then
+    return
+  elseif op.want > 0 then
+    entry.instead = { till = op.want, limit = op.limit, since = is_same and known.since or now }
+  elseif known then
+    known.till = math.min(known.till, now)
+  end
+  entry.dirty = true
+end
+
 -- The units that nodes have reported as spent in the window of `at`.
 local function spent_in_window(entry, counter, at)
   local state, window, count = counter.state, floor_div(at, counter.limit.window), 0
@@ -460,12 +473,13 @@ local function spent_in_window(entry, counter, at)
   return count - held_by_others(entry, 0, counter.limit.window, at)
 end
 
--- Gives back units that were spent at `op.want`. What is leased stays charged.
+-- Gives back units that were spent at `op.want`. What is leased stays charged. Returns the units that are not given back
+-- because other nodes lease as many: they may have spent them without a report.
 local function refund(entry, op)
-  local instead, charged, limit = entry.instead, op.want, op.limit
+  local instead, charged, limit, unreported = entry.instead, op.want, op.limit, 0
   if instead and charged < instead.till and now < instead.till + REFUNDS_END then
     if not instead.since or charged <= instead.since or now >= instead.till then
-      return
+      return 0
     end
     limit = instead.limit
   end
@@ -474,7 +488,9 @@ local function refund(entry, op)
     if same(counter.limit, limit) and charged >= counter.since then
       local units = op.debt
       if counter.limit.window then
-        units = math.min(units, spent_in_window(entry, counter, charged))
+        units = math.max(math.min(units, spent_in_window(entry, counter, charged)), 0)
+        local held = held_by_others(entry, op.node, counter.limit.window, charged)
+        unreported = math.max(unreported, math.min(op.debt - units, held))
       end
       if units > 0 then
         local give = algorithms[counter.limit.kind].refund
@@ -483,6 +499,7 @@ local function refund(entry, op)
       end
     end
   end
+  return unreported
 end
 
 local function write(key, entry)
@@ -531,6 +548,7 @@ end
 local function run(kind, key, op)
   local entry = entry_of(key)
   local status, epoch, granted, available, retry_after = DONE, 0, 0, 0, 0
+  local life, capacity, reset_after, held = 0, 0, 0, 0
   if kind == RESET and entry.left_alone == MALFORMED then
     -- Nothing of it can be kept.
     entry.left_alone, entry.dirty = nil, true
@@ -544,20 +562,12 @@ local function run(kind, key, op)
   elseif kind == RESET then
     reset(entry)
   elseif kind == OVERRIDE then
-    if op.want > 0 then
-      local earlier = entry.instead
-      local is_same = earlier and now < earlier.till and same(earlier.limit, op.limit)
-      entry.instead = { till = op.want, limit = op.limit, since = is_same and earlier.since or now }
-    elseif entry.instead then
-      entry.instead.till = math.min(entry.instead.till, now)
-    end
-    entry.dirty = true
+    override(entry, op)
   elseif kind == REFUND then
-    refund(entry, op)
+    held = refund(entry, op)
   else
     error('TIDEGATE unknown operation')
   end
-  local life, capacity, reset_after, held = 0, 0, 0, 0
   local x, y, z = HIGHEST, 0, 0
   local counter = entry.counters[1]
   if counter and kind <= PEEK then

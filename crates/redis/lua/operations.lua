@@ -316,11 +316,13 @@ local function reset(entry)
   entry.counters, entry.undo, entry.dirty = {}, nil, true
 end
 
-local function override_limit(entry, till, limit)
-  if limit then
-    local earlier = entry.override
-    local is_same = earlier and now < earlier.till and same(earlier.limit, limit)
-    entry.override = { till = till, limit = limit, since = is_same and earlier.since or now }
+local function override_limit(entry, till, limit, is_restored)
+  local known = entry.override
+  local is_same = known and limit and now < known.till and same(known.limit, limit)
+  if is_restored and is_same then
+    return
+  elseif limit then
+    entry.override = { till = till, limit = limit, since = is_same and known.since or now }
   elseif entry.override then
     entry.override.till = math.min(entry.override.till, now)
   end
@@ -403,7 +405,7 @@ local function run(code, at)
     elseif code == RESET then
       reset(entry)
     else
-      override_limit(entry, item.time, item.limit)
+      override_limit(entry, item.time, item.limit, item.cost == 1)
     end
   end
   return DONE, at

@@ -26,10 +26,17 @@ local records, changes, expiry, mark = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local ttl, known_mark = tonumber(ARGV[2]), tonumber(ARGV[5])
 local REMOVALS = 1000
 
-local history = redis.call('HGET', records, 'history')
+-- A key of another type is as good as lost.
+local function may_use(key, kind)
+  local found = redis.call('TYPE', key).ok
+  return found == kind or found == 'none'
+end
+
+local history = may_use(records, 'hash') and may_use(changes, 'zset') and may_use(expiry, 'zset')
+  and redis.call('HGET', records, 'history')
 local is_complete = history and redis.call('ZSCORE', changes, history) and redis.call('ZSCORE', expiry, history)
 local stored_mark = 0
-if is_complete then
+if is_complete and may_use(mark, 'string') then
   local number, name = string.match(redis.call('GET', mark) or '', '^(%d+) (.*)$')
   stored_mark = name == history and tonumber(number) or 0
 end

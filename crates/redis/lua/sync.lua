@@ -263,9 +263,10 @@ local function entry_of(key)
     return entry
   end
   entry = { epoch = 0, counters = {}, nodes = {} }
-  local packed = redis.call('GET', KEYS[key])
+  local packed = redis.pcall('GET', KEYS[key])
   if packed then
-    if string.byte(packed) ~= FORMAT then
+    -- Anything but a string was not written by the script either.
+    if type(packed) ~= 'string' or string.byte(packed) ~= FORMAT then
       entry.is_newer = true
     else
       -- An entry that the script did not write is an error of its own counter only.

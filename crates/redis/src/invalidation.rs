@@ -31,6 +31,8 @@ pub(crate) enum CounterChange {
     Refunded,
     /// The same for its leases.
     LeaseRefunded,
+    /// Units are to be given back that a node may have spent without a report: it reports them.
+    LeaseUnreported,
     /// It starts again.
     Reset,
     /// Another limit applies.
@@ -134,6 +136,7 @@ fn encode(node: NodeId, message: &InvalidationMessage) -> Vec<u8> {
                 bytes.push(match change {
                     CounterChange::Refunded => b'f',
                     CounterChange::LeaseRefunded => b'l',
+                    CounterChange::LeaseUnreported => b'u',
                     CounterChange::Reset => b'r',
                     CounterChange::Overridden => b'o',
                 });
@@ -162,6 +165,7 @@ fn decode_changes(mut bytes: &[u8]) -> Option<Vec<Invalidation>> {
         let change = match kind {
             b'f' => CounterChange::Refunded,
             b'l' => CounterChange::LeaseRefunded,
+            b'u' => CounterChange::LeaseUnreported,
             b'r' => CounterChange::Reset,
             b'o' => CounterChange::Overridden,
             _ => return None,

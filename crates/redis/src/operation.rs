@@ -33,6 +33,8 @@ pub(crate) enum Operation {
     Reset(KeyName),
     /// Sets an override, or ends it.
     Override(KeyName, Option<Override>),
+    /// Sets an override again, if its limit is not in force.
+    RestoreOverride(KeyName, Override),
     /// Leases of counters, in order.
     Lease(Vec<LeaseRequest>),
     /// Pushes the changes of copies of counters and pulls the counters. Without counters it reads the server's time.
@@ -131,7 +133,8 @@ impl Operation {
             | Self::Refund(_)
             | Self::Cancel { .. }
             | Self::Reset(_)
-            | Self::Override(..) => ScriptName::Central,
+            | Self::Override(..)
+            | Self::RestoreOverride(..) => ScriptName::Central,
             Self::Lease(_) => ScriptName::Lease,
             Self::Exchange(_) | Self::ResetCopies(_) => ScriptName::Sync,
             Self::Permits(_) => ScriptName::Permits,
@@ -157,7 +160,10 @@ impl Operation {
             Self::Lease(requests) => requests.first().map(|request| request.key.slot()),
             Self::Exchange(counters) => counters.first().map(|counter| counter.key.slot()),
             Self::Permits(requests) => requests.first().map(|request| request.key.slot()),
-            Self::Reset(key) | Self::Override(key, _) | Self::ResetCopies(key) => Some(key.slot()),
+            Self::Reset(key)
+            | Self::Override(key, _)
+            | Self::RestoreOverride(key, _)
+            | Self::ResetCopies(key) => Some(key.slot()),
         }
     }
 }

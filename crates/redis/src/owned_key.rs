@@ -62,6 +62,22 @@ impl LocalOverrides {
         self.count.store(map.len(), Ordering::Release);
     }
 
+    /// Up to `count` overrides that have not ended at `now`, from the one at `start`. The order changes only if overrides do.
+    pub(crate) fn page(&self, start: usize, count: usize, now: Timestamp) -> Vec<(OwnedKey, Override)> {
+        if self.len() == 0 {
+            return Vec::new();
+        }
+        let map = self.map.read().unwrap_or_else(PoisonError::into_inner);
+        let page = map.iter().skip(start).take(count);
+        let lasting = page.filter(|(_, replacement)| !replacement.has_expired(now));
+        lasting.map(|(key, replacement)| (key.clone(), *replacement)).collect()
+    }
+
+    /// The number of overrides, some of which may have ended.
+    pub(crate) fn len(&self) -> usize {
+        self.count.load(Ordering::Acquire)
+    }
+
     /// The limit that applies to `key` at `now` instead of `limit`, or `limit`.
     pub(crate) fn in_force(&self, key: CounterKey<'_>, limit: &Limit, now: Timestamp) -> Limit {
         let found = self.find(key).map(|stored| stored.replacement);

@@ -187,7 +187,7 @@ async fn refund_part_of_a_leaky_charge_says_that_nothing_was_refunded() {
     let (policy, client) = (bench.limiter.policy(), bench.client("user:bob"));
     let refund = async |cost| {
         let check = RuleCheck { rule: "default", client: &client, cost: Cost::new(cost) };
-        bench.limiter.refund_rule(&policy, check, departure, bench.now()).await.unwrap()
+        bench.limiter.refund_rule(&policy, check, Some(departure), bench.now()).await.unwrap()
     };
     assert!(!refund(4).await, "a part");
     assert_eq!(bench.delay("user:bob").await, TimeSpan::from_secs(1));

@@ -2,8 +2,11 @@
 
 use std::sync::Mutex;
 
-use tidegate_core::{Check, Coordination, CounterKey, Decision, Refund, RuleId, StoreFailureMode, Timestamp};
-use tidegate_policy::{ActivePolicy, NoFiles, compile};
+use tidegate_core::{
+    Check, Coordination, Cost, CounterKey, Decision, Refund, RuleId, StoreFailureMode, TimeSpan, Timestamp,
+};
+use tidegate_limiter::{RuleCheck, Ruling};
+use tidegate_policy::{ActivePolicy, ClientName, NoFiles, RuleClient, Scratch, compile};
 use tidegate_store::{MemoryStore, Override, RuleSettings, Store, StoreError};
 
 use crate::Bench;
@@ -13,6 +16,8 @@ use crate::Bench;
 struct Remote {
     memory: MemoryStore,
     fails: bool,
+    /// How far its clock is ahead of the limiter's.
+    ahead: TimeSpan,
     /// What was applied last.
     settings: Mutex<Vec<RuleSettings>>,
 }
@@ -27,7 +32,7 @@ impl Remote {
 
 impl Store for Remote {
     async fn decide(&self, checks: &[Check<'_>], now: Timestamp) -> Result<Decision, StoreError> {
-        self.memory().await?.decide(checks, now).await
+        self.memory().await?.decide(checks, now + self.ahead).await
     }
 
     async fn decide_batch(
@@ -40,11 +45,11 @@ impl Store for Remote {
     }
 
     async fn peek(&self, checks: &[Check<'_>], now: Timestamp) -> Result<Decision, StoreError> {
-        self.memory().await?.peek(checks, now).await
+        self.memory().await?.peek(checks, now + self.ahead).await
     }
 
     async fn refund(&self, refunds: &[Refund<'_>], now: Timestamp) -> Result<(), StoreError> {
-        self.memory().await?.refund(refunds, now).await
+        self.memory().await?.refund(refunds, now + self.ahead).await
     }
 
     async fn reset(&self, key: CounterKey<'_>) -> Result<(), StoreError> {
@@ -66,7 +71,15 @@ impl Store for Remote {
 }
 
 fn bench(policy: &str, fails: bool) -> Bench<Remote> {
-    Bench::on(policy, Remote { memory: MemoryStore::with_cap(1 << 20), fails, settings: Mutex::default() })
+    Bench::on(
+        policy,
+        Remote {
+            memory: MemoryStore::with_cap(1 << 20),
+            fails,
+            ahead: TimeSpan::ZERO,
+            settings: Mutex::default(),
+        },
+    )
 }
 
 const LIMIT: &str = "requests: 1, window: 1h, algorithm: fixed_window";
@@ -95,7 +108,7 @@ async fn check_store_failed_without_permits_rejects() {
     );
     let bench = bench(&policy, true);
     let permits = bench.check("/", &[], |ruling| match ruling {
-        tidegate_limiter::Ruling::StoreFailed(failed) => failed.permits,
+        Ruling::StoreFailed(failed) => failed.permits,
         other => panic!("{other:?}"),
     });
     let _permits = permits.await;
@@ -121,4 +134,23 @@ fn settings_of_rules_apply_at_the_start_and_when_a_policy_is_activated() {
     assert_eq!(settings(), expected(Coordination::Lease), "a prepared policy changes nothing");
     bench.limiter.activate(prepared);
     assert_eq!(settings(), expected(Coordination::Sync));
+}
+
+#[tokio::test]
+async fn refund_without_a_time_uses_the_clock_of_the_store() {
+    let policy = format!("rate_limits: {{ default: {{ {LIMIT} }} }}");
+    let (memory, settings) = (MemoryStore::with_cap(1 << 20), Mutex::default());
+    let store = Remote { memory, fails: false, ahead: TimeSpan::from_secs(5_000), settings };
+    let bench = Bench::on(&policy, store);
+    let policy = bench.limiter.policy();
+    let name = ClientName::of_identity("ip:203.0.113.7").expect("a name");
+    let client = RuleClient::new(&name, &policy.matcher.plan().identities).expect("a client");
+    let check = || RuleCheck { rule: "default", client: &client, cost: Cost::ONE };
+    for _ in 0..2 {
+        let mut scratch = Scratch::default();
+        let ruling = bench.limiter.check_rule(&policy, check(), &mut scratch, bench.now()).await;
+        assert!(matches!(ruling, Ruling::Admitted(_)), "the charge was refunded");
+        drop(ruling);
+        assert!(bench.limiter.refund_rule(&policy, check(), None, bench.now()).await.unwrap());
+    }
 }

@@ -167,6 +167,16 @@ impl CentralStore {
         join_all(batch.iter().map(|checks| self.decide(checks, now))).await
     }
 
+    /// Sets an override again, in case Redis has lost it.
+    pub(crate) async fn restore_override(
+        &self,
+        key: CounterKey<'_>,
+        replacement: Override,
+        now: Timestamp,
+    ) -> Result<(), StoreError> {
+        self.change(Operation::RestoreOverride(self.link.names().counter(key), replacement), now).await
+    }
+
     /// Starts a refund that happens even if the caller does not wait for it. The receiver is ready when it has ended.
     pub(crate) fn start_refund(&self, refunds: &[Refund<'_>], now: Timestamp) -> oneshot::Receiver<()> {
         let (sender, ended) = oneshot::channel();

@@ -117,6 +117,11 @@ impl FallbackStore {
         self.ledger.remove_where(|key| self.link.names().counter(key).as_bytes() == name);
     }
 
+    /// All overrides, with their ends in the server's time.
+    pub(crate) fn overrides(&self) -> &LocalOverrides {
+        &self.overrides
+    }
+
     /// The use of the store.
     pub(crate) fn report(&self) -> FallbackReport {
         FallbackReport {

@@ -1,6 +1,7 @@
 //! What a node knows of one counter: the units it may spend, and what Redis said last. No I/O and no clock.
 
 mod refund;
+mod release;
 
 use std::num::NonZeroU32;
 
@@ -9,6 +10,7 @@ use tidegate_core::{AlgorithmKind, Cost, Limit, Outcome, Role, TimeSpan, Timesta
 use super::demand::Demand;
 use super::request::{LeaseAction, LeaseReply, LeaseStatus};
 use crate::nodes::NodeId;
+use crate::support::shows_override;
 
 /// More than any limit: as much as the fair share allows.
 const WHOLE_SHARE: u64 = 1 << 53;
@@ -79,6 +81,10 @@ pub(crate) struct LeaseBlock {
     /// A window that is rarely used is settled only then.
     settle_latest: Timestamp,
     horizon: TimeSpan,
+    /// Until then Redis may hold units for this node that it will never spend: it must say so.
+    held_until: Timestamp,
+    /// Until then another limit than the rule's may be in force; `MAX` if none is.
+    overridden_until: Timestamp,
     rejections_in_a_row: u32,
     /// The counter in Redis at the last contact, with all leased units charged; unknown while an override applies.
     occupied: Option<[u64; 3]>,
@@ -162,6 +168,8 @@ impl LeaseBlock {
             horizon: HORIZON.1,
             settle_latest: Timestamp::ZERO,
             latest: Timestamp::ZERO,
+            held_until: Timestamp::ZERO,
+            overridden_until: Timestamp::MAX,
             rejections_in_a_row: 0,
             occupied: None,
         }
@@ -204,18 +212,6 @@ impl LeaseBlock {
         }
     }
 
-    /// Stops spending the lease, and asks Redis before the next decision. A request without a reply is given up.
-    pub(crate) fn forget(&mut self) {
-        self.granted = self.spent;
-        self.contact = None;
-        self.occupied = None;
-        self.rejection = None;
-        self.pending = None;
-        self.low_water = 0;
-        self.report_at = u64::MAX;
-        self.rejections_in_a_row = 0;
-    }
-
     /// Whether the node may reject by what Redis said earlier: it has no units left, or knows that Redis has none.
     pub(crate) fn may_reject(&self, now: Timestamp) -> bool {
         self.rejection.is_some() || self.units(now) == 0
@@ -245,7 +241,7 @@ impl LeaseBlock {
             return now.since(contact.received) > self.horizon && self.units(now) == 0;
         }
         missing > 0
-            && cost.get() <= contact.capacity
+            && (cost.get() <= contact.capacity || now >= self.overridden_until)
             && self.rejection.is_none_or(|rejection| {
                 missing < rejection.least
                     || now >= rejection.ask_at
@@ -369,7 +365,7 @@ impl LeaseBlock {
         if self.pending.is_some() {
             return false;
         }
-        if self.debt > 0 {
+        if self.debt > 0 || self.must_release(now) {
             return true;
         }
         match self.limit.kind() {
@@ -394,6 +390,7 @@ impl LeaseBlock {
         self.pending.is_none()
             && self.debt == 0
             && self.units(now) == 0
+            && !self.must_release(now)
             && (self.spent == self.reported || is_windowed(&self.limit))
             && self.rejection.is_none_or(|rejection| now >= rejection.retry_at)
             && (self.contact.is_none() || now >= self.settle_at)
@@ -429,7 +426,7 @@ impl LeaseBlock {
             ContactReason::Report { .. } => (0, 0),
             ContactReason::Settlement => {
                 let kept = if is_idle { 0 } else { expected.unwrap_or(units).min(units) };
-                if kept == units && self.debt == 0 && is_windowed(&self.limit) {
+                if kept == units && self.debt == 0 && is_windowed(&self.limit) && !self.must_release(now) {
                     self.settle_at = now + self.horizon;
                     return None;
                 }
@@ -460,6 +457,7 @@ impl LeaseBlock {
         let (units, demand) = (self.units(now), self.demand.since_sample());
         is_windowed(&self.limit)
             && self.debt == 0
+            && !self.must_release(now)
             && now < self.settle_latest
             && demand.saturating_mul(FIRST_PART) < units.saturating_add(demand)
     }
@@ -481,8 +479,11 @@ impl LeaseBlock {
     /// Applies the reply to request `sequence`, received at `now`. A reply that the node does not wait for has no effect.
     pub(crate) fn receive(&mut self, sequence: u64, reply: &LeaseReply, now: Timestamp) {
         let Some(pending) = self.pending.take_if(|pending| pending.sequence == sequence) else { return };
+        self.held_until = Timestamp::ZERO;
         if reply.status != LeaseStatus::Done {
             self.forget();
+            // Redis has left the entry alone, and would do so again.
+            self.held_until = Timestamp::ZERO;
             return;
         }
         if reply.epoch == self.epoch {
@@ -505,6 +506,7 @@ impl LeaseBlock {
             reset_at: now + reply.reset_after,
         });
         self.occupied = reply.occupied;
+        self.overridden_until = self.end_of_override(pending.least, reply, now);
         let parts = if is_windowed(&self.limit) { 4 } else { 2 };
         let interval = TimeSpan::from_micros(reply.life.as_micros() / parts);
         self.horizon = interval.clamp(HORIZON.0, HORIZON.1);
@@ -532,9 +534,17 @@ impl LeaseBlock {
         self.reported.saturating_mul(2).max(units / FIRST_PART).max(SMALLEST_WANT)
     }
 
+    /// Until when the override lasts under which Redis has replied; `MAX` if there is none. It ends without a message.
+    fn end_of_override(&self, least: u64, reply: &LeaseReply, now: Timestamp) -> Timestamp {
+        let verdict = Verdict::NotUntil { retry_after: reply.retry_after };
+        let outcome = Outcome::new(verdict, reply.capacity, reply.available, reply.reset_after);
+        let is_overridden = shows_override(&self.limit, Cost::new(least), &outcome, reply.now);
+        if is_overridden { now + reply.life } else { Timestamp::MAX }
+    }
+
     fn reject(&mut self, least: u64, reply: &LeaseReply, now: Timestamp) {
         let retry_at = now + reply.retry_after;
-        let mut ask_at = retry_at;
+        let mut ask_at = retry_at.min(self.overridden_until);
         if reply.held_elsewhere.saturating_mul(RELEVANT) > reply.capacity {
             let longest =
                 (BACKOFF.as_micros() << MIN_DOUBLINGS).max(self.settle_latest.since(now).as_micros() / 4);
@@ -545,18 +555,6 @@ impl LeaseBlock {
         self.rejection = Some(LocalRejection { least, retry_at, ask_at: ask_at.max(now + ASK_INTERVAL) });
         // What is left is spent before Redis is asked again.
         self.low_water = 0;
-    }
-
-    /// Gives up request `sequence`: its result is unknown. Units that it may have been granted are never spent.
-    pub(crate) fn give_up(&mut self, sequence: u64) {
-        self.pending.take_if(|pending| pending.sequence == sequence);
-    }
-
-    /// Takes back request `sequence`: it was not sent, so its debt goes into the next one.
-    pub(crate) fn take_back(&mut self, sequence: u64) {
-        if let Some(pending) = self.pending.take_if(|pending| pending.sequence == sequence) {
-            self.debt = self.debt.saturating_add(pending.debt);
-        }
     }
 }
 

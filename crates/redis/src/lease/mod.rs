@@ -83,7 +83,7 @@ use crate::config::{RedisConfig, TimeSource};
 use crate::invalidation::InvalidationQueue;
 use crate::link::{Link, LinkError};
 use crate::nodes::NodeCount;
-use block::LeaseBlock;
+use block::{ContactReason, LeaseBlock};
 use contact::{ContactFailure, LeaseNode};
 use decide::PeekLedger;
 pub use report::LeaseReport;
@@ -176,6 +176,24 @@ impl LeaseStore {
         }
     }
 
+    /// Reports what this node has spent of the counter with this central name: another node has to refund some of it.
+    pub(crate) fn report_spent(&self, name: &[u8]) {
+        let now = self.node.local_time(Timestamp::ZERO);
+        for index in 0..self.node.table.len() {
+            let Some(mut shard) = self.node.table.lock(index) else { continue };
+            let mut ready = None;
+            shard.change_named(name, |slot| {
+                if slot.block.has_unreported() {
+                    ready = self.node.prepare(slot, ContactReason::Report { cost: 0 }, now);
+                }
+            });
+            drop(shard);
+            if let Some(ready) = ready {
+                self.node.send(ready, now);
+            }
+        }
+    }
+
     /// Starts a refund, which happens even if the returned receiver is dropped. Units of this node are given back at once;
     /// `None` if there are no others.
     pub(crate) fn start_refund(
@@ -197,6 +215,17 @@ impl LeaseStore {
         let replies = self.node.call(vec![request], now).await?;
         let failure = replies.first().and_then(|reply| ContactFailure::of_status(reply.status));
         failure.map_or(Ok(()), |failure| Err(failure.into()))
+    }
+
+    /// Sets an override again, in case Redis has lost it. Leases stay: they were granted under it, or end soon.
+    pub(crate) async fn restore_override(
+        &self,
+        key: CounterKey<'_>,
+        Override { limit, until }: Override,
+        now: Timestamp,
+    ) -> Result<(), StoreError> {
+        let action = LeaseAction::RestoreOverride { until };
+        self.change(LeaseRequest { limit: Some(limit), ..self.node.bare_request(key, action) }, now).await
     }
 
     fn forget(&self, key: CounterKey<'_>) {

@@ -1,6 +1,7 @@
 //! Refunds of a node: of units that it has not reported, and in Redis of the others.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use futures_util::future::join_all;
 use tidegate_core::{Refund, Timestamp};
@@ -10,7 +11,12 @@ use tokio::sync::oneshot;
 use super::contact::{ContactFailure, LeaseNode};
 use super::request::{LeaseAction, LeaseRequest};
 use super::table::{LeaseTable, SlotAddress};
+use crate::config::TimeSource;
 use crate::invalidation::CounterChange;
+
+/// How long other nodes have to report what they have spent, before a refund of it is tried again.
+const REPORT_PAUSES: [Duration; 3] =
+    [Duration::from_millis(10), Duration::from_millis(40), Duration::from_millis(160)];
 
 /// Units that only Redis can give back.
 struct RemoteRefund {
@@ -56,7 +62,7 @@ impl LeaseNode {
             }
         }
         (units > 0).then(|| {
-            let action = LeaseAction::Refund { units, charged: refund.charged };
+            let action = LeaseAction::Refund { node: self.id, units, charged: refund.charged };
             let request =
                 LeaseRequest { limit: Some(*refund.limit), ..self.bare_request(refund.key, action) };
             RemoteRefund { address: SlotAddress::new(hash, refund.key), request, report }
@@ -68,10 +74,27 @@ impl LeaseNode {
             // A bucket gives back only what is settled. If the report fails, Redis charges the units later.
             let _ = report.await;
         }
-        let name = refund.request.key.clone();
-        let replies = self.call(vec![refund.request], now).await?;
-        if let Some(failure) = replies.first().and_then(|reply| ContactFailure::of_status(reply.status)) {
-            return Err(failure.into());
+        let mut request = refund.request;
+        let name = request.key.clone();
+        let is_live = self.link.config().time == TimeSource::Server;
+        for pause in REPORT_PAUSES.map(Some).into_iter().chain([None]) {
+            let replies = self.call(vec![request.clone()], now).await?;
+            let Some(reply) = replies.first() else { break };
+            if let Some(failure) = ContactFailure::of_status(reply.status) {
+                return Err(failure.into());
+            }
+            let (Some(pause), LeaseAction::Refund { units, .. }) = (pause, &mut request.action) else {
+                break;
+            };
+            if reply.held_elsewhere == 0 || !is_live {
+                break;
+            }
+            // Another node has spent them, and knows it alone.
+            *units = reply.held_elsewhere;
+            if let (Some(changes), Some((_, central))) = (&self.changes, name.as_bytes().split_last()) {
+                changes.push(CounterChange::LeaseUnreported, central);
+            }
+            tokio::time::sleep(pause).await;
         }
         self.table.with_slot(&refund.address, |slot| slot.block.end_rejection());
         if let (Some(changes), Some((_, central))) = (&self.changes, name.as_bytes().split_last()) {

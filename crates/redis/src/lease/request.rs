@@ -46,8 +46,11 @@ pub(crate) enum LeaseAction {
     Reset,
     /// Replaces the limit until this time; at 0 the override ends.
     Override { until: Timestamp },
-    /// Gives back units that were reported as spent, and were spent at this store time.
-    Refund { units: u64, charged: Timestamp },
+    /// Sets an override again, if its limit is not in force.
+    RestoreOverride { until: Timestamp },
+    /// Gives back units that were reported as spent, and were spent at this store time. `held_elsewhere` of the
+    /// reply are those that other nodes may have spent without a report.
+    Refund { node: NodeId, units: u64, charged: Timestamp },
 }
 
 /// The reply to a request.

@@ -208,7 +208,7 @@ impl Simulation {
     async fn deliver(&mut self, message: Message) {
         match message {
             Message::Refund { node, id, spend } => {
-                let action = LeaseAction::Refund { units: 1, charged: self.spends[spend].at };
+                let action = LeaseAction::Refund { node: id, units: 1, charged: self.spends[spend].at };
                 let request = LeaseRequest { key: self.key.clone(), limit: Some(self.limit), action };
                 self.link.call(Operation::Lease(vec![request]), self.now).await.unwrap();
                 self.spends[spend].refund = RefundState::Done;

@@ -8,7 +8,7 @@ use tidegate_store::SystemClock;
 use tidegate_testkit::process::RedisServer;
 
 use super::block::{ContactReason, LeaseBlock, RequestOrigin};
-use super::request::LeaseRequest;
+use super::request::{LeaseReply, LeaseRequest};
 use crate::config::{RedisConfig, TimeSource};
 use crate::endpoint::Endpoint;
 use crate::key::KeyName;
@@ -107,4 +107,20 @@ async fn new_bucket_drains_while_its_first_blocks_are_spent() {
         ideal += possible;
     }
     assert!(admitted * 1_000 >= ideal * 995, "{admitted} of {ideal}");
+}
+
+#[test]
+fn counter_whose_request_has_no_reply_is_kept_until_it_is_settled() {
+    let minute = TimeSpan::from_secs(60);
+    let limit = Limit::new(Algorithm::FixedWindow, Spec::new(100, minute)).unwrap();
+    let origin = RequestOrigin { node: NodeId(1), sequence: 2, nodes: NonZeroU32::MIN };
+    let mut block = LeaseBlock::new(limit, 1);
+    assert!(block.request(origin, ContactReason::Decision { cost: 1 }, START).is_some());
+    block.give_up(2);
+    let later = START + TimeSpan::from_secs(1);
+    assert!(block.is_due(later) && !block.is_idle(later), "Redis may have granted units");
+    let again = RequestOrigin { sequence: 3, ..origin };
+    assert!(block.request(again, ContactReason::Settlement, later).is_some());
+    block.receive(3, &LeaseReply { now: later, life: minute, ..LeaseReply::default() }, later);
+    assert!(block.is_idle(later + minute) && !block.is_due(later));
 }

@@ -108,6 +108,10 @@ impl<'a> Encoder<'a> {
                 let until = replacement.map_or(Timestamp::ZERO, |replacement| replacement.until);
                 self.push_change(key, limit, Cost::ZERO, until)
             }
+            Operation::RestoreOverride(key, replacement) => {
+                self.push_code(8, 1)?;
+                self.push_change(key, Some(&replacement.limit), Cost::ONE, replacement.until)
+            }
             Operation::Lease(_)
             | Operation::Exchange(_)
             | Operation::ResetCopies(_)
@@ -240,7 +244,10 @@ pub(super) fn decode(operations: &[&Operation], reply: &Value) -> Result<Vec<Ope
                 let outcomes = checks.iter().map(|_| reader.outcome()).collect::<Result<_, _>>()?;
                 OperationReply::Outcomes(at, outcomes)
             }
-            Operation::Refund(_) | Operation::Reset(_) | Operation::Override(..) => match reader.byte()? {
+            Operation::Refund(_)
+            | Operation::Reset(_)
+            | Operation::Override(..)
+            | Operation::RestoreOverride(..) => match reader.byte()? {
                 DONE => OperationReply::Done(at),
                 _ => return Err(protocol_error("unknown reply to an operation")),
             },

@@ -138,7 +138,10 @@ impl<'a> LeaseCall<'a> {
             LeaseAction::Peek { cost } => (2, [0, 0, 0, 0, 0, 0, cost, 0, 0]),
             LeaseAction::Reset => (3, [0; 9]),
             LeaseAction::Override { until } => (4, [0, 0, 0, 0, 0, until.as_micros(), 0, 0, 0]),
-            LeaseAction::Refund { units, charged } => (5, [0, 0, 0, 0, 0, charged.as_micros(), 0, 0, units]),
+            LeaseAction::RestoreOverride { until } => (4, [0, 0, 0, 0, 0, until.as_micros(), 0, 0, 1]),
+            LeaseAction::Refund { node, units, charged } => {
+                (5, [node.0, 0, 0, 0, 0, charged.as_micros(), 0, 0, units])
+            }
         };
         self.packed_requests.push(kind);
         self.packed_requests.extend(index(key)?);

@@ -103,6 +103,8 @@ impl StoreState {
         ];
         if let Some(error) = heartbeats.into_iter().find_map(Result::err) {
             tracing::debug!("a heartbeat failed: {error}");
+        } else {
+            self.restore_some_overrides().await;
         }
     }
 
@@ -130,11 +132,12 @@ impl StoreState {
                     match change {
                         CounterChange::Refunded => {}
                         CounterChange::LeaseRefunded => self.lease.end_rejection(name),
+                        CounterChange::LeaseUnreported => self.lease.report_spent(name),
                         CounterChange::Reset | CounterChange::Overridden => self.lease.invalidate(name),
                     }
                 }
                 changes.retain(|Invalidation { change, .. }| {
-                    !matches!(change, CounterChange::Refunded | CounterChange::LeaseRefunded)
+                    matches!(change, CounterChange::Reset | CounterChange::Overridden)
                 });
                 if !changes.is_empty() {
                     // The search takes time for each counter of the node, which calls to Redis must not wait for.

@@ -104,17 +104,19 @@ impl StoreState {
         error: StoreError,
         now: Timestamp,
     ) -> Result<(), StoreError> {
-        let Some(since) = self.failures.since() else { return Err(error) };
-        // Charges have the server's time.
-        let since = self.link.server_time().at_server(since);
-        let is_local = |refund: &&Refund<'_>| {
-            refund.charged >= since
-                && self.settings.of(refund.key.rule).on_failure != StoreFailureMode::Deny
-                && self.fallback.has_charged(refund, now)
-        };
+        let is_local = |refund: &&Refund<'_>| self.is_charged_to_share(refund, now);
         let local: Vec<Refund<'_>> = refunds.iter().filter(is_local).copied().collect();
         self.fallback.refund(&local, now).await?;
         if local.len() == refunds.len() { Ok(()) } else { Err(error) }
+    }
+
+    /// Whether Redis fails and the share of this node has admitted the refunded charge.
+    pub(super) fn is_charged_to_share(&self, refund: &Refund<'_>, now: Timestamp) -> bool {
+        let Some(since) = self.failures.since() else { return false };
+        // Charges have the server's time.
+        refund.charged >= self.link.server_time().at_server(since)
+            && self.settings.of(refund.key.rule).on_failure != StoreFailureMode::Deny
+            && self.fallback.has_charged(refund, now)
     }
 
     /// The permit that the failure mode of `rule` grants.

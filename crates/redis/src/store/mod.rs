@@ -9,14 +9,15 @@ mod client_hash;
 mod compose;
 mod failure;
 mod groups;
+mod overrides;
 mod settings;
 mod share;
 
 use std::sync::Arc;
 
 use tidegate_core::{
-    Check, Coordination, Cost, CounterKey, CounterState, Decision, Limit, Outcome, Refund, Role,
-    StoreFailureMode, TimeSpan, Timestamp, Verdict,
+    Check, Coordination, CounterKey, Decision, Limit, Refund, Role, StoreFailureMode, TimeSpan, Timestamp,
+    Verdict,
 };
 use tidegate_store::{
     Clock, Override, PermitGrant, PromptDecision, RetainedLimits, RuleSettings, Store, StoreError,
@@ -38,10 +39,12 @@ use crate::report::{FallbackDecisions, StoreReport};
 use crate::fallback::FallbackStore;
 use crate::lease::LeaseStore;
 use crate::static_store::StaticStore;
+use crate::support::shows_override;
 use crate::sync::SyncStore;
 use client_hash::{ClientHashes, is_long};
 use failure::{FallbackState, is_outage};
 use groups::Decider;
+use overrides::OverrideTurn;
 use settings::SettingsTable;
 
 /// A rejection while an override applies is asked again after this time, because the end of the override is not known here.
@@ -79,6 +82,7 @@ struct StoreState {
     changes: InvalidationQueue,
     membership: Membership,
     lost_writes: LostWrites,
+    overrides: OverrideTurn,
 }
 
 /// The moment before Redis is asked.
@@ -108,6 +112,7 @@ impl RedisStore {
             changes,
             membership: Membership::new(node, Arc::clone(&nodes), &link.names().secret_fingerprint()),
             lost_writes: LostWrites::new(&link, node),
+            overrides: OverrideTurn::default(),
             link,
             node,
             nodes,
@@ -186,7 +191,9 @@ impl StoreState {
         let life = match self.settings.coordination(check.key.rule, check.limit) {
             Coordination::Lease | Coordination::Sync => LOCAL_LIFE,
             _ if self.link.has_slots() => CLUSTER_LIFE,
-            Coordination::Central if is_overridden(check, outcome, decision.at) => OVERRIDE_LIFE,
+            Coordination::Central if shows_override(check.limit, check.cost, outcome, decision.at) => {
+                OVERRIDE_LIFE
+            }
             Coordination::Central | Coordination::Static => LONGEST_LIFE,
         };
         let name = self.link.names().counter(check.key);
@@ -276,7 +283,13 @@ impl StoreState {
             let is_ours = |refund: &&Refund<'_>| {
                 self.settings.coordination(refund.key.rule, refund.limit) == coordination
             };
-            let group: Vec<Refund<'_>> = refunds.iter().filter(is_ours).copied().collect();
+            let mut group: Vec<Refund<'_>> = refunds.iter().filter(is_ours).copied().collect();
+            if coordination == Coordination::Sync {
+                // The copies would take a refund of what they have not charged.
+                let of_share = group.extract_if(.., |refund| self.is_charged_to_share(refund, now));
+                let of_share: Vec<Refund<'_>> = of_share.collect();
+                result = result.and(self.fallback.refund(&of_share, now).await);
+            }
             if group.is_empty() {
                 continue;
             }
@@ -324,38 +337,12 @@ impl StoreState {
         }
     }
 
-    /// An override with its end in the server's time, by which all nodes end it.
-    async fn at_server(&self, replacement: Option<Override>) -> Option<Override> {
-        let Override { limit, until } = replacement?;
-        if !self.link.server_time().is_known() {
-            // Without a reply the override is applied again when Redis is there.
-            let _ = self.observe_server_time().await;
-        }
-        Some(Override { limit, until: self.link.server_time().at_server(until) })
-    }
-
     /// Drops what this node knows about a counter that was changed here, and tells the others.
     fn announce(&self, change: CounterChange, key: CounterKey<'_>) {
         let name = self.link.names().counter(key);
         self.rejections.forget(name.as_bytes());
         self.changes.push(change, name.as_bytes());
     }
-}
-
-/// Whether the outcome shows that another limit than the check's was in force: it names another capacity, or a wait that the
-/// check's own limit does not cause at `at`, even if it is used up. After an overage the latter may hold without an override.
-fn is_overridden(check: &Check<'_>, outcome: &Outcome, at: Timestamp) -> bool {
-    let Check { limit, cost, .. } = *check;
-    let Verdict::NotUntil { retry_after } = outcome.verdict else {
-        return outcome.limit != limit.capacity();
-    };
-    let mut used_up = CounterState::default();
-    limit.charge(&mut used_up, at, Cost::new(limit.capacity()));
-    let longest = match limit.evaluate(&used_up, at, cost).verdict {
-        Verdict::NotUntil { retry_after } => retry_after,
-        _ => TimeSpan::ZERO,
-    };
-    outcome.limit != limit.capacity() || retry_after > longest
 }
 
 impl Store for RedisStore {
@@ -444,19 +431,8 @@ impl Store for RedisStore {
         replacement: Option<Override>,
         now: Timestamp,
     ) -> Result<(), StoreError> {
-        let state = &*self.state;
-        let hashes = ClientHashes::new(state.link.names(), std::iter::once(key));
-        let key = hashes.key(0, key);
-        let shared = state.at_server(replacement).await;
-        state.fallback.override_limit(key, shared, now).await?;
-        match state.settings.of(key.rule).coordination {
-            Coordination::Static => state.static_share.override_limit(key, replacement, now).await?,
-            Coordination::Sync => state.sync.override_limit(key, shared, now).await?,
-            Coordination::Lease => state.lease.override_limit(key, shared, now).await?,
-            Coordination::Central => state.central.override_limit(key, shared, now).await?,
-        }
-        state.announce(CounterChange::Overridden, key);
-        Ok(())
+        let hashes = ClientHashes::new(self.state.link.names(), std::iter::once(key));
+        self.state.override_limit(hashes.key(0, key), replacement, now).await
     }
 
     async fn acquire_permit(
@@ -473,34 +449,12 @@ impl Store for RedisStore {
     }
 
     fn apply_settings(&self, rules: &[RuleSettings]) {
-        self.state.settings.apply(rules);
+        let has_moved = self.state.settings.apply(rules);
+        if has_moved {
+            let state = Arc::downgrade(&self.state);
+            self.state.link.spawn(overrides::move_all(state));
+        }
         // A rule whose coordination has changed starts with new counters.
         self.state.rejections.clear();
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use tidegate_core::{Algorithm, RuleId, Spec};
-
-    use super::*;
-
-    #[test]
-    fn wait_that_the_limit_does_not_cause_shows_an_override() {
-        let at = Timestamp::from_secs(1_700_000_000);
-        let key = CounterKey::new(RuleId::named("default"), b"client");
-        for algorithm in Algorithm::ALL {
-            let [own, other] = [60, 3_600]
-                .map(|seconds| Limit::new(*algorithm, Spec::new(10, TimeSpan::from_secs(seconds))).unwrap());
-            let rejection = |limit: &Limit| {
-                let mut state = CounterState::default();
-                limit.charge(&mut state, at, Cost::new(10));
-                limit.evaluate(&state, at, Cost::ONE)
-            };
-            let check = Check::new(key, &own);
-            assert!(!is_overridden(&check, &rejection(&own), at), "{algorithm}");
-            assert!(is_overridden(&check, &rejection(&other), at), "{algorithm}");
-            assert!(is_overridden(&check, &Outcome { limit: 11, ..rejection(&own) }, at), "{algorithm}");
-        }
     }
 }

@@ -33,15 +33,20 @@ impl SettingsTable {
         Self { configured, rules: ArcSwap::default() }
     }
 
-    /// Replaces all settings.
-    pub(super) fn apply(&self, rules: &[RuleSettings]) {
+    /// Replaces all settings. Returns whether the coordination of a rule has changed.
+    pub(super) fn apply(&self, rules: &[RuleSettings]) -> bool {
         let modes = |rule: &RuleSettings| {
             let modes = RuleModes { coordination: rule.coordination, on_failure: rule.on_store_failure };
             (rule.rule, modes)
         };
         let rules: ModesByRule =
             rules.iter().map(modes).filter(|(_, modes)| *modes != self.configured).collect();
-        self.rules.store(Arc::new(rules));
+        let (before, after) = (self.rules.load_full(), Arc::new(rules));
+        self.rules.store(Arc::clone(&after));
+        let coordination =
+            |modes: &ModesByRule, rule| modes.get(rule).unwrap_or(&self.configured).coordination;
+        let mut known = before.keys().chain(after.keys());
+        known.any(|rule| coordination(&before, rule) != coordination(&after, rule))
     }
 
     /// The modes of a rule.

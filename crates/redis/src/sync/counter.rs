@@ -104,6 +104,11 @@ impl SyncCounter {
         self.viewed_at.is_none_or(|viewed_at| local.since(viewed_at) > max_age)
     }
 
+    /// Whether an exchange has covered the copy.
+    pub(super) fn has_view(&self) -> bool {
+        self.viewed_at.is_some()
+    }
+
     /// Notes that the copy was renewed at `local`, in case it was unused and has been forgotten since.
     pub(super) fn note_view(&mut self, local: Timestamp) {
         self.viewed_at.get_or_insert(local);

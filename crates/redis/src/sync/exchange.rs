@@ -1,6 +1,7 @@
 //! The exchange of counts with Redis.
 
 use std::collections::BTreeMap;
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
@@ -76,6 +77,7 @@ impl SyncNode {
             exchanged = self.exchange_all(self.start_exchanges(now), local, now).await;
         }
         self.metrics.count_exchange(exchanged.is_ok());
+        self.is_refused.store(matches!(exchanged, Err(StoreError::Protocol { .. })), Ordering::Relaxed);
         exchanged
     }
 

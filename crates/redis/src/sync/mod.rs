@@ -35,12 +35,12 @@ mod store_clock;
 mod table;
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use smallvec::SmallVec;
 use thiserror::Error;
 use tidegate_core::{
-    Check, Coordination, CounterKey, Decision, Limit, Refund, TimeSpan, Timestamp, decide, peek,
+    Check, Coordination, Cost, CounterKey, Decision, Limit, Refund, TimeSpan, Timestamp, decide, peek,
 };
 use tidegate_store::{Clock, Override, Store, StoreError};
 use tokio::sync::{Mutex, Notify};
@@ -78,6 +78,8 @@ struct SyncNode {
     /// Held during an exchange.
     turn: Mutex<()>,
     wake: Arc<Notify>,
+    /// Whether Redis has replied to the last exchange with an error.
+    is_refused: AtomicBool,
     /// Copies that no exchange has covered for longer are not used. The bound of the store depends on it.
     max_age: TimeSpan,
 }
@@ -113,6 +115,7 @@ impl SyncStore {
             tickets: AtomicU64::new(0),
             turn: Mutex::new(()),
             wake: Arc::new(Notify::new()),
+            is_refused: AtomicBool::new(false),
             max_age: TimeSpan::from(interval * 2 + config.timeout),
             link,
         });
@@ -173,7 +176,7 @@ impl SyncNode {
         let local = self.clock.local(now);
         match self.clock.age(local) {
             Some(age) if age <= self.max_age => Ok((local, self.clock.store_time(now))),
-            _ => Err(exchanged.err().unwrap_or_else(|| unavailable(SyncUnavailable::Overdue))),
+            _ => Err(exchanged.err().unwrap_or_else(|| self.overdue())),
         }
     }
 
@@ -256,8 +259,43 @@ impl SyncNode {
                 return Err(newer_format());
             }
             if counter.waiting_since().is_some_and(|since| local.since(since) > self.max_age) {
-                return Err(unavailable(SyncUnavailable::Overdue));
+                return Err(self.overdue());
             }
+        }
+        Ok(())
+    }
+
+    /// Why there was no exchange for too long. A server that replies with errors is not away.
+    fn overdue(&self) -> StoreError {
+        if self.is_refused.load(Ordering::Relaxed) {
+            return StoreError::Protocol { reason: "Redis rejects the exchange of counts".to_owned() };
+        }
+        unavailable(SyncUnavailable::Overdue)
+    }
+
+    /// Refunds charges on the copies of their counters. A counter without a copy is fetched first, because another node, or this
+    /// one before its restart, has charged it.
+    async fn refund(&self, refunds: &[Refund<'_>], now: Timestamp) -> Result<(), StoreError> {
+        let (local, store_time) = (self.clock.local(now), self.clock.store_time(now));
+        let limit = |refund| Some((refund, self.overrides.limit_of_charge(refund, store_time)?));
+        let charged: SmallVec<[(&Refund<'_>, Limit); 2]> = refunds.iter().filter_map(limit).collect();
+        let refunds: SmallVec<[Refund<'_>; 2]> =
+            charged.iter().map(|(refund, limit)| Refund { limit, ..**refund }).collect();
+        let is_unknown = refunds.iter().any(|refund| !self.table.has_view(refund.key));
+        let checks: SmallVec<[Check<'_>; 2]> =
+            refunds.iter().map(|refund| Check::new(refund.key, refund.limit).cost(Cost::ZERO)).collect();
+        let fetched = async {
+            let times = self.current_time(now).await?;
+            self.renew(&checks, times, now).await
+        };
+        if let Err(error) = fetched.await
+            && is_unknown
+        {
+            return Err(error);
+        }
+        let store_time = self.clock.store_time(now);
+        for refund in &refunds {
+            self.table.change(refund.key, |counter| counter.refund(refund, store_time, local));
         }
         Ok(())
     }
@@ -301,18 +339,12 @@ impl Store for SyncStore {
 
     async fn peek(&self, checks: &[Check<'_>], now: Timestamp) -> Result<Decision, StoreError> {
         let times = self.node.current_time(now).await?;
+        self.node.renew(checks, times, now).await?;
         self.node.peek_at(checks, times)
     }
 
     async fn refund(&self, refunds: &[Refund<'_>], now: Timestamp) -> Result<(), StoreError> {
-        let node = &self.node;
-        let (local, now) = (node.clock.local(now), node.clock.store_time(now));
-        for refund in refunds {
-            let Some(limit) = node.overrides.limit_of_charge(refund, now) else { continue };
-            let refund = Refund { limit: &limit, ..*refund };
-            node.table.change(refund.key, |counter| counter.refund(&refund, now, local));
-        }
-        Ok(())
+        self.node.refund(refunds, now).await
     }
 
     async fn reset(&self, key: CounterKey<'_>) -> Result<(), StoreError> {

@@ -72,6 +72,12 @@ impl SyncTable {
         self.change_where(place, |counter| counter.is(key), change);
     }
 
+    /// Whether there is a copy of the counter of `key` that an exchange has covered.
+    pub(super) fn has_view(&self, key: CounterKey<'_>) -> bool {
+        let has_view = |counter: &mut SyncCounter| counter.has_view();
+        self.change_where(self.place(key), |counter| counter.is(key), has_view).unwrap_or(false)
+    }
+
     /// Calls `change` with the counter at `place` for which `is_it` holds, if there is one.
     pub(super) fn change_where<R>(
         &self,

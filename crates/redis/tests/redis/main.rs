@@ -9,6 +9,7 @@ mod failure;
 mod lease;
 mod link;
 mod membership;
+mod overrides;
 mod permits;
 mod rolling_change;
 mod rolling_nodes;

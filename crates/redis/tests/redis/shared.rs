@@ -134,3 +134,16 @@ async fn override_of_a_node_with_a_wrong_clock_applies_on_time() {
         }
     }
 }
+
+#[tokio::test]
+async fn records_are_shared_again_after_a_key_had_another_type() {
+    let server = RedisServer::start();
+    let (sender, mut receiver) = (Node::start(&server).await, Node::start(&server).await);
+    for key in ["records", "changes", "expiry"] {
+        let name = format!("tg:{{shared}}{key}");
+        server.command(&["SET", &name, "text"]);
+        sender.records.publish(vec![record(key.as_bytes(), None)]);
+        let records = receiver.next_records().await;
+        assert!(records.iter().any(|record| record.id == key.as_bytes()), "{key}: {records:?}");
+    }
+}

@@ -443,6 +443,73 @@ async fn spending_without_redis_is_charged_to_every_coordination_when_it_starts(
 }
 
 #[tokio::test]
+async fn share_admits_again_what_is_refunded_while_redis_fails() {
+    let mut server = Server::stopped();
+    let store = open(server.config());
+    let (leased, synced) = (RuleId::named("leased"), RuleId::named("synced"));
+    store.apply_settings(&[
+        settings(leased, Coordination::Lease, StoreFailureMode::Local),
+        settings(synced, Coordination::Sync, StoreFailureMode::Local),
+    ]);
+    let limit = bucket(10);
+    eventually("fallback", || store.report().is_in_fallback).await;
+    let now = tidegate_store::Clock::now(&SystemClock::new());
+    for rule in [CENTRAL, leased, synced] {
+        let checks = [check(rule, &limit).cost(Cost::new(4))];
+        let decision = store.decide(&checks, now).await.unwrap();
+        store.refund(&decision.refunds(&checks), now).await.unwrap();
+        let left = store.peek(&checks, now).await.unwrap().outcomes[0];
+        assert_eq!(left.remaining, 10, "{rule:?} {left:?}");
+    }
+    server.restart();
+    eventually("normal operation", || !store.report().is_in_fallback).await;
+    for rule in [CENTRAL, leased, synced] {
+        let left = store.peek(&[check(rule, &limit)], now).await.unwrap().outcomes[0];
+        assert_eq!(left.remaining, 10, "{rule:?} {left:?}");
+    }
+}
+
+#[tokio::test]
+async fn synced_limit_is_not_lifted_while_redis_replies_with_errors() {
+    let server = Server::start();
+    let times = Duration::from_millis(50);
+    let store = open(RedisConfig { sync_interval: times, timeout: 4 * times, ..server.config() });
+    let synced = RuleId::named("synced");
+    store.apply_settings(&[settings(synced, Coordination::Sync, StoreFailureMode::Allow)]);
+    let limit = bucket(1_000_000);
+    assert!(admits(&store, check(synced, &limit)).await);
+    // The copy is known; from now on no exchange succeeds.
+    let mut full = redis::cmd("CONFIG");
+    full.arg("SET").arg("maxmemory").arg(1).exec_async(&mut server.raw().await).await.unwrap();
+    let rejected = async {
+        while store.report().fallback_decisions.local == 0 {
+            admits(&store, check(synced, &limit)).await;
+            tokio::task::yield_now().await;
+        }
+    };
+    within("the share of the limit", rejected).await;
+    assert_eq!(store.report().fallback_decisions.allow, 0);
+}
+
+#[tokio::test]
+async fn refund_of_units_that_another_node_has_not_reported_is_made() {
+    let server = Server::start();
+    let [here, there] = [open(server.config()), open(server.config())];
+    let leased = RuleId::named("leased");
+    for store in [&here, &there] {
+        store.apply_settings(&[settings(leased, Coordination::Lease, StoreFailureMode::Local)]);
+        // Rejections are cached once the subscription has begun.
+        exhaust(store, check(CENTRAL, &bucket(1))).await;
+    }
+    let limit = Limit::new(Algorithm::FixedWindow, Spec::new(100, TimeSpan::from_secs(86_400))).unwrap();
+    let checks = [check(leased, &limit).cost(Cost::new(60))];
+    let decision = here.decide(&checks, Timestamp::ZERO).await.unwrap();
+    assert!(decision.passes());
+    there.refund(&decision.refunds(&checks), Timestamp::ZERO).await.unwrap();
+    assert!(admits(&there, checks[0]).await, "the units are free again");
+}
+
+#[tokio::test]
 async fn lost_writes_are_detected_after_a_restart_from_an_old_snapshot() {
     let mut server = Server::start();
     let store = open(server.config());

@@ -404,3 +404,37 @@ async fn many_counters_are_exchanged_in_calls_of_limited_size() {
     assert_eq!(other.report().counters, 1_000);
     assert_keys_expire(&server).await;
 }
+
+#[tokio::test]
+async fn node_without_a_copy_peeks_at_the_counter_and_refunds_it() {
+    for algorithm in ALGORITHMS {
+        let server = RedisServer::start();
+        let limit = limit(*algorithm, 60);
+        let checks = [client(&limit).cost(Cost::new(20))];
+        let first = node(&server);
+        let decision = first.decide(&checks, START).await.unwrap();
+        first.exchange(START).await.unwrap();
+        assert_eq!(used(&node(&server), &limit, START).await, 20, "{algorithm}");
+        let other = node(&server);
+        other.refund(&decision.refunds(&checks), START).await.unwrap();
+        other.exchange(START).await.unwrap();
+        assert_eq!(used(&node(&server), &limit, START).await, 0, "{algorithm}");
+    }
+}
+
+#[tokio::test]
+async fn entry_of_another_type_fails_no_other_counter() {
+    let server = RedisServer::start();
+    let (store, limit) = (node(&server), limit(Algorithm::FixedWindow, 10));
+    assert!(spend(&store, &limit, START, 1).await);
+    store.exchange(START).await.unwrap();
+    let raw = redis::Client::open(server.url()).unwrap();
+    let mut raw = raw.get_multiplexed_async_connection().await.unwrap();
+    let keys: Vec<Vec<u8>> = raw.keys("*S").await.unwrap();
+    raw.del::<_, ()>(&keys).await.unwrap();
+    raw.lpush::<_, _, ()>(&keys[0], "x").await.unwrap();
+    assert!(spend(&store, &limit, START, 1).await);
+    store.exchange(START).await.unwrap();
+    let failed = store.decide(&[client(&limit)], START).await;
+    assert!(matches!(failed, Err(StoreError::Protocol { .. })), "{failed:?}");
+}

@@ -36,7 +36,7 @@ pub(super) async fn refund<S: Store + 'static>(
     let RefundMessage { rule, client, cost, charged_at } = parse(body)?;
     let (policy, limiter, now) = (&call.policy.active, &call.worker.limiter, call.worker.now());
     let client = rule_client(policy, &rule, client.as_ref())?;
-    let charged = charged_at.map_or(Ok(now), charge_time)?;
+    let charged = charged_at.map(charge_time).transpose()?;
     let check = RuleCheck { rule: &rule, client: &client, cost: checked_cost(cost)? };
     let refunded = limiter.refund_rule(policy, check, charged, now).await;
     let is_refunded = refunded.map_err(|error| failed(&error, &rule))?;

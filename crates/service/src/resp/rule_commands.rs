@@ -288,7 +288,7 @@ async fn refund<S: Store + 'static>(
     if arguments.len() < parsed.end {
         return Err(RuleCommandError::Arity);
     }
-    let charged = unsigned(arguments, parsed.end, "charged_at")?.map_or(now, Timestamp::from_micros);
+    let charged = unsigned(arguments, parsed.end, "charged_at")?.map(Timestamp::from_micros);
     let is_refunded = worker.limiter.refund_rule(&policy.active, parsed.check(), charged, now).await?;
     Ok(RuleReply::Status(if is_refunded { "OK" } else { "UNCHANGED" }))
 }

@@ -18,6 +18,11 @@ impl LeaseBlock {
         cost.saturating_sub(units)
     }
 
+    /// Whether units were spent that Redis does not know of.
+    pub(crate) fn has_unreported(&self) -> bool {
+        self.pending.is_none() && self.spent > self.reported
+    }
+
     /// Asks Redis before the next rejection: units were given back there.
     pub(crate) fn end_rejection(&mut self) {
         self.rejection = None;

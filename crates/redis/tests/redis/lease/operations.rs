@@ -73,6 +73,59 @@ async fn advisory_check_never_rejects_and_overage_is_charged() {
 }
 
 #[tokio::test]
+async fn lease_dropped_by_a_reset_or_an_override_is_released_without_a_decision() {
+    let server = RedisServer::start();
+    for algorithm in LEASED {
+        let stores = nodes(&server, 2);
+        let whole = limit(algorithm, 100, MINUTE);
+        let client = |change: &str| format!("{algorithm} {change}");
+        for change in ["reset", "override"] {
+            let client = client(change);
+            let check = Check::new(CounterKey::new(RULE, client.as_bytes()), &whole);
+            assert!(stores[0].decide(&[check], START).await.unwrap().passes());
+            let (spent, at) = if change == "reset" {
+                stores[0].reset(check.key).await.unwrap();
+                (0, START + TimeSpan::from_secs(1))
+            } else {
+                let replacement = Override { limit: whole, until: START + MINUTE };
+                stores[0].override_limit(check.key, Some(replacement), START).await.unwrap();
+                (1, START)
+            };
+            // Without another decision of this node: another one has the client's traffic from now on.
+            stores[0].settle(at).await;
+            let mut passed = 0;
+            for _ in 0..110 {
+                passed += u64::from(stores[1].decide(&[check], at).await.unwrap().passes());
+            }
+            assert_eq!(passed, 100 - spent, "{client}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn rejection_under_an_override_ends_with_it() {
+    let server = RedisServer::start();
+    for algorithm in LEASED {
+        let store = &nodes(&server, 1)[0];
+        let (own, narrow) = (limit(algorithm, 100, MINUTE), limit(algorithm, 5, MINUTE));
+        let check = Check::new(CounterKey::new(RULE, algorithm.name().as_bytes()), &own);
+        let replacement = Override { limit: narrow, until: START + TimeSpan::from_secs(5) };
+        store.override_limit(check.key, Some(replacement), START).await.unwrap();
+        let large = check.cost(Cost::new(10));
+        assert_eq!(store.decide(&[large], START).await.unwrap().verdict, Verdict::Never, "{algorithm}");
+        let mut passed = 0;
+        for _ in 0..10 {
+            passed += u64::from(store.decide(&[check], START).await.unwrap().passes());
+        }
+        assert_eq!(passed, 5, "{algorithm}");
+        let later = START + TimeSpan::from_secs(6);
+        for check in [check, large] {
+            assert!(store.decide(&[check], later).await.unwrap().passes(), "{algorithm}: it has ended");
+        }
+    }
+}
+
+#[tokio::test]
 async fn refund_returns_units_to_the_lease_only_once() {
     let server = RedisServer::start();
     let stores = nodes(&server, 1);
