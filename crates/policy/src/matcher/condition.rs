@@ -5,6 +5,7 @@ use http::{HeaderMap, HeaderValue};
 use tidegate_core::Cost;
 
 use crate::endpoints::equivalent_method;
+use crate::expression::RequestReading;
 use crate::identity::Identity;
 use crate::path::Readings;
 use crate::plan::{CustomRule, RuleCost, RuleMatch};
@@ -41,18 +42,34 @@ pub(super) fn evaluate(
         }
     }
     let Some(when) = &matches.when else { return ConditionResult::True };
-    let evaluate_at = |path: &str| match when.expression.evaluate_at(path, identity, tier) {
+    let evaluate_at = |method: &str, path: &str| match when.expression.evaluate_at(
+        RequestReading { method, path },
+        identity,
+        tier,
+    ) {
         Ok(true) => ConditionResult::True,
         Ok(false) => ConditionResult::False,
         Err(_) => ConditionResult::Failed,
     };
-    let result = evaluate_at(facts.path);
-    if result != ConditionResult::False || readings.is_single() || !when.expression.reads_path() {
+    let result = evaluate_at(facts.method, facts.path);
+    if result != ConditionResult::False {
         return result;
     }
-    // A condition on the path is true if it is true for any reading of the path.
-    let mut others = readings.others(facts.path).map(evaluate_at);
-    others.find(|result| *result != ConditionResult::False).unwrap_or(ConditionResult::False)
+    // A condition is true if it is true for any reading of the method and the path.
+    let reads_path = !readings.is_single() && when.expression.reads_path();
+    let paths = || readings.others(facts.path).filter(|_| reads_path);
+    let other_method = equivalent_method(facts.method).filter(|_| when.expression.reads_method());
+    let mut others = paths().map(|path| evaluate_at(facts.method, path));
+    let of_method = |method| std::iter::once(facts.path).chain(paths()).map(move |path| (method, path));
+    others
+        .find(|result| *result != ConditionResult::False)
+        .or_else(|| {
+            let mut others = other_method.into_iter().flat_map(of_method);
+            others.find_map(|(method, path)| {
+                Some(evaluate_at(method, path)).filter(|result| *result != ConditionResult::False)
+            })
+        })
+        .unwrap_or(ConditionResult::False)
 }
 
 /// The cost of a request for `custom`. An invalid cost header costs the whole limit. `None` if the cost depends on a body
