@@ -80,7 +80,9 @@ pub use plan::{
     TracesPlan, UnderscoreHeaders, UpstreamPlan,
 };
 pub use problem::{Excerpt, Problem, Problems, Severity};
-pub use request::{RequestError, check_method, host_header, is_proxy_header, requested_host};
+pub use request::{
+    RequestError, check_method, has_unusual_character, host_header, is_proxy_header, requested_host,
+};
 pub use units::{QuantityError, duration, span_text};
 
 /// The examples of README.md.

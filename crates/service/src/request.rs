@@ -82,6 +82,8 @@ impl NormalRequest {
         let addresses = plan.identities.addresses();
         let is_trusted = addresses.trusts(peer);
         let rules = policy.matcher.header_rules();
+        // The proxy that asks forwards the request with all of its headers.
+        rules.check_aliases(&headers, underscored)?;
         rules.apply(&mut headers, is_trusted, underscored)?;
         if is_trusted {
             addresses.check(&headers, peer)?;

@@ -8,6 +8,7 @@ use http::header::{CONNECTION, COOKIE, FORWARDED, HeaderName};
 
 use super::{CookieName, Fingerprint, IdentitySource, IdentitySpec};
 use crate::plan::{Plan, RuleCost, RuleMatch, UnderscoreHeaders};
+use crate::request::has_unusual_character;
 
 /// The header checks of a policy. Built once per policy.
 #[derive(Debug)]
@@ -20,9 +21,9 @@ pub struct HeaderRules {
     proxied: Vec<HeaderName>,
     /// All headers that identify the client.
     identity: Vec<HeaderName>,
-    /// Header names with an underscore that the policy uses.
-    underscored: Vec<HeaderName>,
-    /// Identity headers with an underscore in their name, renamed with dashes.
+    /// Header names with an underscore or another unusual character that the policy uses.
+    unusual: Vec<HeaderName>,
+    /// Identity headers with such a name, renamed with dashes.
     aliases: Vec<HeaderName>,
 }
 
@@ -52,9 +53,15 @@ pub enum HeaderError {
     /// A header contains no valid token, and the policy rejects such requests.
     #[error("header `{0}` contains no valid token; send a token that is signed and has not expired")]
     InvalidToken(HeaderName),
+    /// A header contains several listed API keys. Servers disagree about which of them they use.
+    #[error("header `{0}` contains different API keys; send one key")]
+    SeveralKeys(HeaderName),
     /// An API key is not listed, and the policy rejects such requests.
     #[error("the API key in header `{0}` is not valid; send a valid key, or none")]
     UnknownKey(HeaderName),
+    /// Some servers read the header as one that identifies the client, and the caller cannot remove it.
+    #[error("some servers read the header `{0}` as another one that identifies the client; remove it")]
+    Alias(HeaderName),
     /// `Connection` lists a header that identifies the client, which would remove it.
     #[error("`Connection` lists the header `{0}`, which identifies the client; remove it from `Connection`")]
     NamedInConnection(HeaderName),
@@ -90,14 +97,13 @@ impl HeaderRules {
         let mut identity = single.clone();
         identity.extend(fingerprint.iter().flat_map(Fingerprint::headers).cloned());
         identity.extend(cookie.is_some().then_some(COOKIE));
-        let has_underscore = |name: &HeaderName| name.as_str().contains('_');
-        let mut underscored = used_by_rules(plan);
-        underscored.extend(identity.iter().cloned());
-        underscored.retain(has_underscore);
-        let aliases = identity.iter().filter(|name| has_underscore(name));
-        let aliases = aliases.filter_map(|name| name.as_str().replace('_', "-").parse().ok()).collect();
+        let mut unusual = used_by_rules(plan);
+        unusual.extend(identity.iter().cloned());
+        unusual.retain(|name| has_unusual_character(name.as_str()));
+        let aliases = identity.iter().filter(|name| has_unusual_character(name.as_str()));
+        let aliases = aliases.filter_map(|name| with_dashes(name).parse().ok()).collect();
         let (api_key, cookie) = (api_key.clone(), cookie.clone());
-        Self { api_key, cookie, single, proxied, identity, underscored, aliases }
+        Self { api_key, cookie, single, proxied, identity, unusual, aliases }
     }
 
     /// Runs all checks and removes the headers that the peer is not allowed to send.
@@ -108,7 +114,7 @@ impl HeaderRules {
         underscored: UnderscoreHeaders,
     ) -> Result<(), HeaderError> {
         if underscored == UnderscoreHeaders::Drop {
-            self.remove_underscored(headers);
+            self.remove_unusual(headers);
             self.remove_aliases(headers);
         }
         self.check(headers)?;
@@ -172,18 +178,42 @@ impl HeaderRules {
         }
     }
 
-    /// Removes headers whose name has an underscore, unless the policy uses the name: some servers treat `x_api_key` as
-    /// `x-api-key`.
-    pub fn remove_underscored(&self, headers: &mut HeaderMap) {
-        let is_removed = |name: &&HeaderName| name.as_str().contains('_') && !self.underscored.contains(name);
-        let names: Vec<_> = headers.keys().filter(is_removed).cloned().collect();
+    /// For a caller that cannot remove headers from the request: rejects a header that [`apply`](Self::apply) would remove and
+    /// that some servers confuse with one that identifies the client.
+    pub fn check_aliases(
+        &self,
+        headers: &HeaderMap,
+        underscored: UnderscoreHeaders,
+    ) -> Result<(), HeaderError> {
+        if underscored == UnderscoreHeaders::Keep {
+            return Ok(());
+        }
+        let is_alias = |name: &&HeaderName| {
+            let is_confused = || self.identity.iter().any(|one| with_dashes(one) == with_dashes(name));
+            self.aliases.contains(name) || self.is_unusual(name) && is_confused()
+        };
+        match headers.keys().find(is_alias) {
+            Some(name) => Err(HeaderError::Alias(name.clone())),
+            None => Ok(()),
+        }
+    }
+
+    /// Removes headers whose name has an underscore or another unusual character, unless the policy uses the name: some servers
+    /// treat `x_api_key` or `x.api.key` as `x-api-key`.
+    pub fn remove_unusual(&self, headers: &mut HeaderMap) {
+        let names: Vec<_> = headers.keys().filter(|name| self.is_unusual(name)).cloned().collect();
         for name in names {
             headers.remove(name);
         }
     }
 
-    /// Removes headers that some servers confuse with an identity header, because the names differ only in underscores and
-    /// dashes.
+    /// Whether a name has an unusual character and the policy does not use it.
+    fn is_unusual(&self, name: &HeaderName) -> bool {
+        has_unusual_character(name.as_str()) && !self.unusual.contains(name)
+    }
+
+    /// Removes headers that some servers confuse with an identity header, because the names differ only in unusual characters
+    /// and dashes.
     pub fn remove_aliases(&self, headers: &mut HeaderMap) {
         for name in &self.aliases {
             headers.remove(name);
@@ -196,6 +226,11 @@ impl HeaderRules {
             trailers.remove(name);
         }
     }
+}
+
+/// The name that some servers read: with a dash for each unusual character.
+fn with_dashes(name: &HeaderName) -> String {
+    name.as_str().replace(|character: char| !character.is_ascii_alphanumeric(), "-")
 }
 
 /// Whether this is a forwarding header.

@@ -3,7 +3,7 @@
 use tidegate_core::{Cost, Timestamp};
 
 use crate::facts::Facts;
-use crate::identity::{ClientKind, Identity, OutdatedNames};
+use crate::identity::{ClientKind, Identity, NotLockedOut};
 use crate::matcher::Matcher;
 use crate::matcher::condition::{self, ConditionResult};
 use crate::matcher::matched::{
@@ -28,7 +28,7 @@ impl Matcher {
         let identity = self.plan.identities.identify(facts, directory, now);
         // A ban overrides an exemption, so that an operator can block every client.
         if !self.bans.is_empty()
-            && let Some(network) = self.bans.find(identity.address())
+            && let Some(network) = self.bans.find_banned(identity.address())
         {
             return Admission::Banned { by: BanSource::Policy(network) };
         }
@@ -72,8 +72,9 @@ impl Matcher {
         for &index in concurrency_rules {
             evaluator.apply_concurrency(self, index as usize, tier_name);
         }
-        let outdated = if self.has_penalties { identity.outdated() } else { OutdatedNames::default() };
-        Admission::Checked(MatchedRequest::new(&self.plan, scratch, checks, client, outdated))
+        let not_locked_out =
+            if self.has_penalties { identity.not_locked_out() } else { NotLockedOut::default() };
+        Admission::Checked(MatchedRequest::new(&self.plan, scratch, checks, client, not_locked_out))
     }
 
     /// The check of the rule `name` for a client that the caller has identified; `None` if there is no such rule. `client`
@@ -100,7 +101,7 @@ impl Matcher {
             condition_failed: false,
             cost_is_unknown: false,
         });
-        Some(MatchedRequest::new(&self.plan, scratch, 1, client, OutdatedNames::default()))
+        Some(MatchedRequest::new(&self.plan, scratch, 1, client, NotLockedOut::default()))
     }
 
     /// Which clients the rule `name` counts together; `None` if there is no such rule.

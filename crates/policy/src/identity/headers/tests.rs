@@ -90,6 +90,7 @@ fn apply_removes_headers_that_the_peer_may_not_send() {
         ("x_cost", "1"),
         ("x_when", "a"),
         ("x_other", "a"),
+        ("x.user", "ann"),
         ("x-key", "k"),
         ("x-user", "ann"),
         ("accept", "*/*"),
@@ -100,9 +101,25 @@ fn apply_removes_headers_that_the_peer_may_not_send() {
         let gone = sent.iter().map(|(name, _)| *name).filter(|name| !headers.contains_key(*name));
         gone.collect::<Vec<_>>()
     };
-    assert_eq!(removed(false, UnderscoreHeaders::Drop), ["x_other", "x-key", "x-user"]);
+    assert_eq!(removed(false, UnderscoreHeaders::Drop), ["x_other", "x.user", "x-key", "x-user"]);
     assert_eq!(removed(false, UnderscoreHeaders::Keep), ["x-user"]);
-    assert_eq!(removed(true, UnderscoreHeaders::Drop), ["x_other", "x-key"]);
+    assert_eq!(removed(true, UnderscoreHeaders::Drop), ["x_other", "x.user", "x-key"]);
     assert_eq!(removed(true, UnderscoreHeaders::Keep), [""; 0]);
     assert!(rules().apply(&mut map(&[("x_key", "a,b")]), true, UnderscoreHeaders::Keep).is_err());
+}
+
+#[test]
+fn header_that_servers_confuse_with_an_identity_header_is_an_alias() {
+    let check =
+        |name, underscored| rules().check_aliases(&map(&[(name, "a"), ("accept", "*/*")]), underscored);
+    for name in ["x_user", "x.user", "x-key", "x.key", "x_token", "user_agent"] {
+        assert_eq!(
+            check(name, UnderscoreHeaders::Drop),
+            Err(HeaderError::Alias(HeaderName::from_static(name)))
+        );
+        assert_eq!(check(name, UnderscoreHeaders::Keep), Ok(()), "{name}");
+    }
+    for name in ["x_key", "x-user", "x_match", "x_other", "x.other", "user-agent"] {
+        assert_eq!(check(name, UnderscoreHeaders::Drop), Ok(()), "{name}");
+    }
 }
