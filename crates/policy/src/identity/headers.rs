@@ -4,7 +4,7 @@
 //! the two could differ, the request is rejected, or the header is removed before it is read.
 
 use http::HeaderMap;
-use http::header::{CONNECTION, COOKIE, FORWARDED, HeaderName};
+use http::header::{CONNECTION, COOKIE, FORWARDED, HeaderName, TE, UPGRADE};
 
 use super::{CookieName, Fingerprint, IdentitySource, IdentitySpec};
 use crate::plan::{Plan, RuleCost, RuleMatch, UnderscoreHeaders};
@@ -21,6 +21,8 @@ pub struct HeaderRules {
     proxied: Vec<HeaderName>,
     /// All headers that identify the client.
     identity: Vec<HeaderName>,
+    /// The headers that rules read.
+    of_rules: Vec<HeaderName>,
     /// Header names with an underscore or another unusual character that the policy uses.
     unusual: Vec<HeaderName>,
     /// Identity headers with such a name, renamed with dashes.
@@ -62,8 +64,8 @@ pub enum HeaderError {
     /// Some servers read the header as one that identifies the client, and the caller cannot remove it.
     #[error("some servers read the header `{0}` as another one that identifies the client; remove it")]
     Alias(HeaderName),
-    /// `Connection` lists a header that identifies the client, which would remove it.
-    #[error("`Connection` lists the header `{0}`, which identifies the client; remove it from `Connection`")]
+    /// `Connection` lists a header that limits depend on, which would remove it.
+    #[error("`Connection` lists the header `{0}`, which limits depend on; remove it from `Connection`")]
     NamedInConnection(HeaderName),
     /// A trusted proxy wrote one of the two forwarding headers and forwarded the other one from the client.
     #[error(
@@ -97,13 +99,13 @@ impl HeaderRules {
         let mut identity = single.clone();
         identity.extend(fingerprint.iter().flat_map(Fingerprint::headers).cloned());
         identity.extend(cookie.is_some().then_some(COOKIE));
-        let mut unusual = used_by_rules(plan);
-        unusual.extend(identity.iter().cloned());
+        let of_rules = used_by_rules(plan);
+        let mut unusual: Vec<_> = of_rules.iter().chain(&identity).cloned().collect();
         unusual.retain(|name| has_unusual_character(name.as_str()));
         let aliases = identity.iter().filter(|name| has_unusual_character(name.as_str()));
         let aliases = aliases.filter_map(|name| with_dashes(name).parse().ok()).collect();
         let (api_key, cookie) = (api_key.clone(), cookie.clone());
-        Self { api_key, cookie, single, proxied, identity, unusual, aliases }
+        Self { api_key, cookie, single, proxied, identity, of_rules, unusual, aliases }
     }
 
     /// Runs all checks and removes the headers that the peer is not allowed to send.
@@ -155,15 +157,16 @@ impl HeaderRules {
         }
     }
 
-    /// Checks that `Connection` does not list a header that identifies the client.
+    /// Checks that `Connection` does not list a header that identifies the client or that rules read: services would not get it.
     pub fn check_connection(&self, headers: &HeaderMap) -> Result<(), HeaderError> {
         let lines = headers.get_all(CONNECTION).iter().map(http::HeaderValue::as_bytes);
         // Fast path: the most common values list no header.
         let lines = lines.filter(|line| *line != b"keep-alive" && *line != b"close");
         for name in lines.flat_map(|line| line.split(|byte| *byte == b',')).map(<[u8]>::trim_ascii) {
-            let is_identity =
-                self.identity.iter().any(|one| one.as_str().as_bytes().eq_ignore_ascii_case(name));
-            if is_identity || is_forwarding(name) {
+            let of_rules = self.of_rules.iter().filter(|name| !describes_connection(name));
+            let mut read = self.identity.iter().chain(of_rules);
+            let is_read = read.any(|one| one.as_str().as_bytes().eq_ignore_ascii_case(name));
+            if is_read || is_forwarding(name) {
                 let name = HeaderName::from_bytes(name).unwrap_or(CONNECTION);
                 return Err(HeaderError::NamedInConnection(name));
             }
@@ -231,6 +234,11 @@ impl HeaderRules {
 /// The name that some servers read: with a dash for each unusual character.
 fn with_dashes(name: &HeaderName) -> String {
     name.as_str().replace(|character: char| !character.is_ascii_alphanumeric(), "-")
+}
+
+/// Whether `Connection` lists this header in usual requests.
+fn describes_connection(name: &HeaderName) -> bool {
+    matches!(*name, UPGRADE | TE) || matches!(name.as_str(), "keep-alive" | "http2-settings")
 }
 
 /// Whether this is a forwarding header.

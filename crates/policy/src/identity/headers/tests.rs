@@ -66,6 +66,19 @@ fn cookie_with_several_readings_is_rejected_by_name() {
 }
 
 #[test]
+fn connection_that_lists_a_header_of_a_rule_is_rejected() {
+    for name in ["x_match", "X_Cost", "x_when"] {
+        let line = format!("close, {name}");
+        let error = rules().check_connection(&map(&[("connection", &line)])).unwrap_err();
+        assert_eq!(error, HeaderError::NamedInConnection(name.parse().unwrap()));
+    }
+    let policy = "rate_limits: { rules: [{ name: a, match: { header: { Upgrade: websocket } }, requests: 1, window: 1 }] }";
+    let compiled = compile("policy.yaml", policy.as_bytes(), &crate::NoFiles).unwrap();
+    let upgrade = map(&[("connection", "keep-alive, Upgrade"), ("upgrade", "websocket")]);
+    assert_eq!(HeaderRules::new(&compiled.plan).check_connection(&upgrade), Ok(()));
+}
+
+#[test]
 fn connection_that_lists_identity_or_forwarding_header_is_rejected() {
     for name in
         ["X_Key", "x-user", "X-TOKEN", "cookie", "User-Agent", "forwarded", "X-Forwarded-Proto", "x-real-ip"]
