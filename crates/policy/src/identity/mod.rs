@@ -408,6 +408,12 @@ impl<'a> Identity<'a> {
         }
     }
 
+    /// The tenant that the request itself names, if the directory assigns another one to the API key. Services may serve either.
+    pub(crate) fn other_tenant(&self) -> Option<&[u8]> {
+        let granted = self.granted_tenant()?;
+        self.sent_tenant().filter(|sent| *sent != granted)
+    }
+
     /// The full address. Counters use its prefix.
     pub fn address(&self) -> IpAddr {
         let find = || self.spec.addresses.client(self.facts.headers, self.facts.peer);
@@ -439,10 +445,10 @@ impl<'a> Identity<'a> {
             }
             _ => &self.tenant_token,
         };
-        let is_granted = self.granted_tenant().is_some();
+        let counts_sent_tenant = self.granted_tenant().is_none() || self.other_tenant().is_some();
         NotLockedOut {
             user: is_outdated(&self.spec.user, &self.user_token),
-            tenant: !is_granted && is_outdated(&self.spec.tenant, tenant_tokens),
+            tenant: counts_sent_tenant && is_outdated(&self.spec.tenant, tenant_tokens),
             proxy: self.spec.addresses.trusts(self.address()),
         }
     }
@@ -450,6 +456,11 @@ impl<'a> Identity<'a> {
     /// The fingerprint.
     pub fn fingerprint(&self) -> Option<[u8; 16]> {
         self.spec.fingerprint.as_ref()?.compute(self.facts.headers)
+    }
+
+    /// Appends the counter key of [`other_tenant`](Self::other_tenant). Returns whether there is one.
+    pub(crate) fn append_other_tenant(&self, key: &mut Vec<u8>) -> bool {
+        append(key, ClientKind::Tenant, self.other_tenant())
     }
 
     /// Appends the counter key of this identity. Returns whether the request has one.

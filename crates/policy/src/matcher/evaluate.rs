@@ -180,6 +180,9 @@ impl Evaluator<'_, '_> {
         if limits.tenant.is_some() {
             let tenant = self.identity_or_client(ClientKind::Tenant);
             self.apply(RuleRef::Tenant, tenant, Cost::ONE);
+            if let Some(other) = self.other_tenant(&[ClientKind::Tenant]) {
+                self.apply(RuleRef::Tenant, other, Cost::ONE);
+            }
         }
         match tier {
             Some((at, tier)) if tier.rule.is_some() => self.apply(RuleRef::Tier(at), client, Cost::ONE),
@@ -235,6 +238,9 @@ impl Evaluator<'_, '_> {
             CounterScope::Per(kinds) => {
                 let client = self.combination(kinds);
                 self.apply(rule_ref, client, cost);
+                if let Some(other) = self.other_tenant(kinds) {
+                    self.apply(rule_ref, other, cost);
+                }
             }
             CounterScope::PerEach(kinds) => {
                 for kind in kinds {
@@ -244,6 +250,11 @@ impl Evaluator<'_, '_> {
                     if is_new {
                         self.apply(rule_ref, client, cost);
                     }
+                }
+                if kinds.contains(&ClientKind::Tenant)
+                    && let Some(other) = self.other_tenant(&[ClientKind::Tenant])
+                {
+                    self.apply(rule_ref, other, cost);
                 }
             }
         }
@@ -285,6 +296,25 @@ impl Evaluator<'_, '_> {
             }
         }
         range(start, self.bytes.len())
+    }
+
+    /// The key that combines all `kinds` with the tenant that the request names, if that of its API key is another one: an API key
+    /// of one tenant leads not around the limits of the other.
+    fn other_tenant(&mut self, kinds: &[ClientKind]) -> Option<ByteRange> {
+        if !kinds.contains(&ClientKind::Tenant) || self.identity.other_tenant().is_none() {
+            return None;
+        }
+        let start = self.bytes.len();
+        for kind in kinds {
+            let is_found = match kind {
+                ClientKind::Tenant => self.identity.append_other_tenant(self.bytes),
+                other => self.identity.append(*other, self.bytes),
+            };
+            if !is_found {
+                self.identity.append(self.kind, self.bytes);
+            }
+        }
+        Some(range(start, self.bytes.len()))
     }
 
     /// The range of the identity of this kind in `bytes`, if the request has one.

@@ -329,3 +329,50 @@ fn banned_api_key_is_banned_in_every_spelling_in_authorization() {
         assert!(key_counter("Bearer other", Some(&bans)).unwrap().is_some());
     }
 }
+
+#[test]
+fn tenant_of_the_token_counts_beside_that_of_the_api_key() {
+    let files = BTreeMap::from([("jwt.secret".to_owned(), SECRET.to_vec())]);
+    let policy = b"clients: { tenant: { jwt: { claim: org, secret_file: jwt.secret } }, tiers: { file: keys.csv }, on_invalid: forward }
+rate_limits:
+  tenant: { requests: 5, window: 1m, penalty: { after: 1, for: 1m } }
+  tiers: { free: unlimited }
+  rules:
+    - { name: one, per: tenant, requests: 5, window: 1m }
+    - { name: both, per: [ip, tenant], requests: 5, window: 1m }
+    - { name: each, per_each: [ip, tenant], requests: 5, window: 1m }
+    - { name: none, per: ip, requests: 5, window: 1m }
+";
+    let files = files
+        .into_iter()
+        .chain([("keys.csv".to_owned(), b"k1,free,acme\n".to_vec())])
+        .collect::<BTreeMap<_, _>>();
+    let active = ActivePolicy::new(crate::compile("policy.yaml", policy, &files).unwrap().plan);
+    let directory = Directory::from_csv(b"k1,free,acme\n", &["free"]).unwrap();
+    let counted = |org: &str, expires: u64| {
+        let token = token(&json!({ "org": org, "exp": expires }));
+        let headers = headers(&[("authorization", &token), ("x-api-key", "k1")]);
+        let facts =
+            Facts { method: "GET", host: "", path: "/", headers: &headers, peer: [192, 0, 2, 1].into() };
+        let mut scratch = Scratch::default();
+        match active.matcher.admit(&facts, Some(&directory), NOW, &mut scratch) {
+            Admission::Checked(matched) => {
+                let keys = matched
+                    .checks()
+                    .iter()
+                    .map(|check| crate::ClientName::from_key(check.key.client).to_string());
+                (keys.collect::<Vec<_>>().join(" "), matched.caused_penalty(0).is_some())
+            }
+            other => panic!("{other:?}"),
+        }
+    };
+    let (valid, address) = (1_800_000_600, "ip:192.0.2.1");
+    let one = format!("tenant:acme tenant:acme {address}+tenant:acme {address} tenant:acme {address}");
+    assert_eq!(counted("acme", valid), (one, true));
+    let both = format!(
+        "tenant:acme tenant:umbrella tenant:acme tenant:umbrella {address}+tenant:acme {address}+tenant:umbrella \
+         {address} tenant:acme tenant:umbrella {address}"
+    );
+    assert_eq!(counted("umbrella", valid), (both.clone(), true));
+    assert_eq!(counted("umbrella", 7), (both, false), "the token may have been found");
+}
