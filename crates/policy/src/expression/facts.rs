@@ -11,10 +11,11 @@ use http::HeaderMap;
 
 use crate::identity::Identity;
 
-/// One of the ways in which services read method and path of a request.
-#[derive(Debug, Clone, Copy)]
+/// One of the ways in which services read method, host and path of a request.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct RequestReading<'r> {
     pub(crate) method: &'r str,
+    pub(crate) host: &'r str,
     pub(crate) path: &'r str,
 }
 
@@ -62,7 +63,7 @@ impl RequestVariable {
     ) -> CelString<'a> {
         match self {
             Self::Method => reading.method.into(),
-            Self::Host => identity.facts().host.into(),
+            Self::Host => reading.host.into(),
             Self::Path => reading.path.into(),
             Self::Kind => identity.kind().name().into(),
             Self::Ip => identity.address().to_string().into(),

@@ -272,7 +272,11 @@ impl Expression {
     /// Evaluates the condition for a request whose client has this tier.
     pub fn evaluate(&self, identity: &Identity<'_>, tier: Option<&str>) -> Result<bool, EvaluationError> {
         let facts = identity.facts();
-        self.evaluate_at(RequestReading { method: facts.method, path: facts.path }, identity, tier)
+        self.evaluate_at(
+            RequestReading { method: facts.method, host: facts.host, path: facts.path },
+            identity,
+            tier,
+        )
     }
 
     /// Whether the condition depends on the path.
@@ -285,7 +289,12 @@ impl Expression {
         self.variables.contains(&RequestVariable::Method)
     }
 
-    /// Evaluates the condition with the method and path of `reading`.
+    /// Whether the condition depends on the host.
+    pub(crate) fn reads_host(&self) -> bool {
+        self.variables.contains(&RequestVariable::Host)
+    }
+
+    /// Evaluates the condition with the method, host and path of `reading`.
     pub(crate) fn evaluate_at(
         &self,
         reading: RequestReading<'_>,

@@ -86,6 +86,23 @@ fn rule_for_get_applies_to_head() {
 }
 
 #[test]
+fn condition_on_the_host_applies_to_the_host_that_a_proxy_reports() {
+    let matcher = matcher(
+        "
+rate_limits:
+  rules: [{ name: admin, match: { when: 'request.host == \"admin.example.org\" && request.path == \"/a\"' }, requests: 1, window: 1 }]
+",
+    );
+    let count = |reported: &str| checks(&matcher, "GET /A", &[("x-forwarded-host", reported)]).len();
+    for reported in
+        ["admin.example.org", "Admin.example.org.:443", "a, admin.example.org", "a@b, admin.example.org"]
+    {
+        assert_eq!(count(reported), 1, "{reported}");
+    }
+    assert_eq!(count("other.example.org"), 0);
+}
+
+#[test]
 fn condition_on_the_method_get_applies_to_head() {
     let matcher = matcher(
         "
