@@ -445,10 +445,10 @@ impl<'a> Identity<'a> {
             }
             _ => &self.tenant_token,
         };
-        let counts_sent_tenant = self.granted_tenant().is_none() || self.other_tenant().is_some();
+        let counts_sent_tenant = || self.granted_tenant().is_none() || self.other_tenant().is_some();
         NotLockedOut {
             user: is_outdated(&self.spec.user, &self.user_token),
-            tenant: counts_sent_tenant && is_outdated(&self.spec.tenant, tenant_tokens),
+            tenant: is_outdated(&self.spec.tenant, tenant_tokens) && counts_sent_tenant(),
             proxy: self.spec.addresses.trusts(self.address()),
         }
     }
