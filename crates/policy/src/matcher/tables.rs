@@ -92,8 +92,9 @@ impl PathTable {
         for (at, matches) in (0..).zip(limits.rules.iter().map(|custom| &custom.matches).chain(concurrent)) {
             for path in &matches.paths {
                 table.rules.insert(&transform(path), at);
-                let behind_script = path.behind_script();
-                behind_script.iter().for_each(|path| table.rules.insert(&transform(path), at));
+                if let Some(pattern) = path.behind_script() {
+                    table.rules.insert(&transform(&pattern), at);
+                }
             }
         }
         table
