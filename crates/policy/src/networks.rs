@@ -4,7 +4,7 @@
 //! number of networks.
 
 use std::hash::Hash;
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use foldhash::fast::RandomState;
 use hashbrown::HashMap;
@@ -57,6 +57,36 @@ impl<V> NetworkMap<V> {
             }),
         }
     }
+
+    /// The same for `address` and for the IPv4 address in it.
+    pub(crate) fn find_map_banned<'m, R>(
+        &'m self,
+        address: IpAddr,
+        mut look: impl FnMut(u8, &'m V) -> Option<R>,
+    ) -> Option<R> {
+        self.find_map(address, &mut look).or_else(|| match address {
+            IpAddr::V6(address) => self.find_map(embedded_ipv4(address)?.into(), look),
+            IpAddr::V4(_) => None,
+        })
+    }
+}
+
+/// The IPv4 address in an IPv6 address that only its owner can use: of NAT64 (`64:ff9b::/96`), 6to4 (`2002::/16`) and Teredo
+/// (`2001::/32`). By prefix, all clients of a NAT64 gateway or a Teredo server would be one client, and a host with 6to4 65,536.
+/// `None` for an IPv4 address that is not used in the Internet: these forms do not prove that the client has it.
+pub(crate) fn embedded_ipv4(address: Ipv6Addr) -> Option<Ipv4Addr> {
+    let bits = address.to_bits();
+    let low = u32::try_from(bits & u128::from(u32::MAX)).ok()?;
+    let found = match address.segments() {
+        [0x64, 0xff9b, 0, 0, 0, 0, _, _] => low,
+        [0x2002, high, low, ..] => u32::from(high) << 16 | u32::from(low),
+        [0x2001, 0, ..] => !low,
+        _ => return None,
+    };
+    let found = Ipv4Addr::from_bits(found);
+    let is_special = found.is_private() || found.is_loopback() || found.is_link_local();
+    let is_special = is_special || found.is_unspecified() || found.is_broadcast() || found.is_multicast();
+    (!is_special).then_some(found)
 }
 
 /// Networks without values.
@@ -75,6 +105,14 @@ impl Networks {
     pub(crate) fn find(&self, address: IpAddr) -> Option<IpNet> {
         self.find_map(address, |length, ()| IpNet::new(address, length).ok()).map(|net| net.trunc())
     }
+
+    /// A network that contains `address` or the IPv4 address in it.
+    pub(crate) fn find_banned(&self, address: IpAddr) -> Option<IpNet> {
+        self.find(address).or_else(|| match address {
+            IpAddr::V6(address) => self.find(embedded_ipv4(address)?.into()),
+            IpAddr::V4(_) => None,
+        })
+    }
 }
 
 fn insert<N: Hash + Eq, V>(lengths: &mut ByLength<N, V>, length: u8, network: N, value: V) {
@@ -88,9 +126,30 @@ fn insert<N: Hash + Eq, V>(lengths: &mut ByLength<N, V>, length: u8, network: N,
 
 #[cfg(test)]
 mod tests {
-    use std::net::Ipv6Addr;
-
     use super::*;
+
+    #[test]
+    fn ipv4_address_in_an_address_of_the_internet_is_found() {
+        let embedded = |address: &str| embedded_ipv4(address.parse().unwrap()).map(|found| found.to_string());
+        for address in ["64:ff9b::203.0.113.7", "2002:cb00:7107:5::1", "2001:0:4136:e378:8000:63bf:34ff:8ef8"]
+        {
+            assert_eq!(embedded(address).as_deref(), Some("203.0.113.7"), "{address}");
+        }
+        for address in ["64:ff9b::10.0.0.1", "2002:7f00:1::1", "64:ff9b:1::1", "2001:db8::203.0.113.7", "::1"]
+        {
+            assert_eq!(embedded(address), None, "{address}");
+        }
+    }
+
+    #[test]
+    fn banned_ipv4_network_contains_the_forms_of_its_addresses() {
+        let networks = Networks::new(&["203.0.113.0/24".parse().unwrap(), "2002::/16".parse().unwrap()]);
+        let find = |address: &str| networks.find_banned(address.parse().unwrap()).map(|net| net.to_string());
+        assert_eq!(find("64:ff9b::203.0.113.7").as_deref(), Some("203.0.113.0/24"));
+        assert_eq!(find("2002:c633:6401::1").as_deref(), Some("2002::/16"), "the network itself");
+        assert_eq!(find("64:ff9b::198.51.100.1").or(find("2001:db8::1")), None);
+        assert!(networks.find("64:ff9b::203.0.113.7".parse().unwrap()).is_none());
+    }
 
     #[test]
     fn address_is_found_only_in_networks_that_contain_it() {

@@ -117,6 +117,12 @@ pub fn is_proxy_header(name: &str) -> bool {
     }
 }
 
+/// Whether a header name has a character that is no letter, digit or dash. Some servers replace it: many read `X_API_Key` as
+/// `X-API-Key`, and PHP reads `X.API.Key` so.
+pub fn has_unusual_character(name: &str) -> bool {
+    name.bytes().any(|byte| !byte.is_ascii_alphanumeric() && byte != b'-')
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

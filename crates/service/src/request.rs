@@ -11,8 +11,7 @@ use http::uri::PathAndQuery;
 use http::{HeaderMap, Method};
 use smallvec::SmallVec;
 use tidegate_policy::{
-    ActivePolicy, Facts, HeaderError, PathError, RequestError, UnderscoreHeaders, check_method,
-    is_proxy_header, requested_host,
+    ActivePolicy, Facts, HeaderError, PathError, RequestError, check_method, is_proxy_header, requested_host,
 };
 use tidegate_store::Clock;
 
@@ -83,10 +82,8 @@ impl NormalRequest {
         let addresses = plan.identities.addresses();
         let is_trusted = addresses.trusts(peer);
         let rules = policy.matcher.header_rules();
-        if underscored == UnderscoreHeaders::Drop {
-            // The gateway does not forward such a header; the caller does.
-            rules.check_spelling(&headers)?;
-        }
+        // The proxy that asks forwards the request with all of its headers.
+        rules.check_spelling(&headers, underscored)?;
         rules.apply(&mut headers, is_trusted, underscored)?;
         if is_trusted {
             addresses.check(&headers, peer)?;

@@ -9,7 +9,7 @@ use http::header::{
     PROXY_AUTHORIZATION, REFERER, TE, TRANSFER_ENCODING, UPGRADE, USER_AGENT,
 };
 use http::{HeaderMap, Version};
-use tidegate_policy::is_proxy_header;
+use tidegate_policy::{has_unusual_character, is_proxy_header};
 
 bitflags! {
     /// Which headers a message has.
@@ -29,8 +29,8 @@ bitflags! {
         const UNTRUSTED = 1 << 9;
         const FORWARDED_HOST = 1 << 10;
         const REQUEST_ID = 1 << 11;
-        /// A name with an underscore.
-        const UNDERSCORE = 1 << 12;
+        /// A name with an underscore or another unusual character.
+        const UNUSUAL_NAME = 1 << 12;
         /// How long the client waits.
         const DEADLINE = 1 << 13;
     }
@@ -77,7 +77,7 @@ impl HeaderFlags {
                 name => {
                     let mut flags = Self::empty();
                     flags.set(Self::UNTRUSTED, is_proxy_header(name));
-                    flags.set(Self::UNDERSCORE, name.as_bytes().contains(&b'_'));
+                    flags.set(Self::UNUSUAL_NAME, has_unusual_character(name));
                     flags
                 }
             },
@@ -131,9 +131,11 @@ mod tests {
         for name in ["x-forwarded-for", "x-forwarded-proto", "x-forwarded", "x-originality", "forwarded"] {
             assert_eq!(flags_of(&HeaderName::from_static(name)), HeaderFlags::empty(), "{name}");
         }
-        assert_eq!(flags_of(&HeaderName::from_static("x_api_key")), HeaderFlags::UNDERSCORE);
+        for name in ["x_api_key", "x.api.key", "x-api~key"] {
+            assert_eq!(flags_of(&HeaderName::from_static(name)), HeaderFlags::UNUSUAL_NAME, "{name}");
+        }
         let both = flags_of(&HeaderName::from_static("x-original-a_b"));
-        assert_eq!(both, HeaderFlags::UNTRUSTED | HeaderFlags::UNDERSCORE);
+        assert_eq!(both, HeaderFlags::UNTRUSTED | HeaderFlags::UNUSUAL_NAME);
         for name in ["grpc-timeout", "x-request-deadline-ms", "x-envoy-expected-rq-timeout-ms"] {
             assert_eq!(flags_of(&HeaderName::from_static(name)), HeaderFlags::DEADLINE, "{name}");
         }

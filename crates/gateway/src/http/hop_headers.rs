@@ -140,8 +140,8 @@ pub(crate) fn sanitize_request(
     (rules, underscored): (&HeaderRules, UnderscoreHeaders),
 ) -> Result<(), HeaderError> {
     if underscored == UnderscoreHeaders::Drop {
-        if flags.contains(HeaderFlags::UNDERSCORE) {
-            rules.remove_underscored(headers);
+        if flags.contains(HeaderFlags::UNUSUAL_NAME) {
+            rules.remove_unusual(headers);
         }
         rules.remove_aliases(headers);
     }
@@ -234,7 +234,7 @@ pub(crate) fn strip_trailers(
     Deadline::remove_headers(trailers);
     rules.remove_identity(trailers);
     if underscored == UnderscoreHeaders::Drop {
-        rules.remove_underscored(trailers);
+        rules.remove_unusual(trailers);
         rules.remove_aliases(trailers);
     }
 }

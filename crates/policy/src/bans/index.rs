@@ -72,8 +72,11 @@ impl Bans {
             self.clients.iter().find_map(|(kind, clients)| {
                 let fingerprint;
                 let bytes = match kind {
-                    // A ban applies to the key as sent, whether or not the directory lists it.
-                    ClientKind::ApiKey => identity.sent_key(),
+                    // A ban applies to every key that the upstream may read, whether or not the directory lists it.
+                    ClientKind::ApiKey => {
+                        let mut keys = identity.sent_keys();
+                        return keys.find_map(|key| self.find_identity(*kind, clients, &key, now));
+                    }
                     ClientKind::User => identity.user(),
                     // The upstream may serve the tenant of the key or that of the token, so check both.
                     ClientKind::Tenant => {
@@ -122,7 +125,7 @@ impl Bans {
     }
 
     fn find_network(&self, address: IpAddr, now: Timestamp) -> Option<&Ban> {
-        self.networks.find_map(address, |_, at| self.active(*at, now))
+        self.networks.find_map_banned(address, |_, at| self.active(*at, now))
     }
 
     fn find_identity(

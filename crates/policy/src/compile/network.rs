@@ -5,6 +5,7 @@ use std::net::IpAddr;
 use ipnet::IpNet;
 
 use crate::compile::{CompileContext, files, scalar};
+use crate::networks::embedded_ipv4;
 use crate::plan::Clients;
 use crate::raw::{Fields, Finding, NodeRef, ProblemReport, YamlNode};
 use crate::render::quote;
@@ -41,11 +42,14 @@ fn parse_all(
 }
 
 /// Parses a network to ban. An IPv6 address without a prefix length means its network of `ipv6_prefix` bits, because one client
-/// usually has the whole network.
+/// usually has the whole network; if there is an IPv4 address in it, which is the client, it means that address.
 pub(crate) fn banned_network(text: &str, ipv6_prefix: u8) -> Result<IpNet, NetworkProblem> {
     let found = network(text)?;
     match found {
-        IpNet::V6(_) if !text.contains('/') => {
+        IpNet::V6(network) if !text.contains('/') => {
+            if let Some(address) = embedded_ipv4(network.addr()) {
+                return Ok(IpNet::from(IpAddr::from(address)));
+            }
             Ok(IpNet::new(found.addr(), ipv6_prefix).map_or(found, |network| network.trunc()))
         }
         _ => Ok(found),

@@ -9,6 +9,9 @@ use crate::plan::PathCase;
 /// The maximum number of segments, which bounds the depth of a search.
 const MOST_SEGMENTS: usize = 64;
 
+/// The extensions of scripts behind whose name a path can go on.
+const SCRIPTS: [&str; 7] = ["php", "phtml", "cgi", "pl", "py", "asp", "aspx"];
+
 /// Matches requests by an optional method and the path.
 ///
 /// A segment is a literal, `{name}` or `*` (exactly one segment), or, at the end, `**` (any number of segments, including
@@ -189,6 +192,16 @@ impl EndpointPattern {
     /// Whether the path has no parameter and no wildcard.
     pub fn is_literal(&self) -> bool {
         self.segments.iter().all(|segment| matches!(segment, Segment::Literal(_)))
+    }
+
+    /// The pattern for paths that go on behind a script: servers run `/login.php` for `/login.php/x`, too.
+    pub(crate) fn behind_script(&self) -> Option<Self> {
+        let Some(Segment::Literal(name)) = self.segments.last() else { return None };
+        let (_, extension) = name.rsplit_once('.')?;
+        SCRIPTS.iter().find(|known| extension.eq_ignore_ascii_case(known))?;
+        let mut pattern = self.clone();
+        pattern.segments.push(Segment::Rest);
+        Some(pattern)
     }
 
     /// The pattern with folded literals. It matches the folded form of every path that this pattern matches.

@@ -10,7 +10,7 @@ use crate::directory::Directory;
 use crate::explain::{ExplainRequest, ExplainedVerdict};
 use crate::matcher::Matcher;
 use crate::plan::Route;
-use crate::request::{RequestError, check_method, host_header, requested_host};
+use crate::request::{RequestError, check_method, host_header, is_proxy_header, requested_host};
 
 /// A request that passed these checks.
 pub(super) struct AcceptedRequest<'m, 'r> {
@@ -54,6 +54,12 @@ pub(super) fn check<'m, 'r>(
     let plan = matcher.plan();
     let underscored = route.map_or(plan.http, |route| route.http).underscore_headers;
     let is_trusted = plan.identities.addresses().trusts(request.peer);
+    if !is_trusted {
+        let names: Vec<_> = headers.keys().filter(|name| is_proxy_header(name.as_str())).cloned().collect();
+        for name in names {
+            headers.to_mut().remove(name);
+        }
+    }
     let (directory, now) = known;
     matcher
         .header_rules()

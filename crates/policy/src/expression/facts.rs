@@ -11,6 +11,14 @@ use http::HeaderMap;
 
 use crate::identity::Identity;
 
+/// One of the ways in which services read method, host and path of a request.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct RequestReading<'r> {
+    pub(crate) method: &'r str,
+    pub(crate) host: &'r str,
+    pub(crate) path: &'r str,
+}
+
 /// The variables of expressions, except the headers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum RequestVariable {
@@ -50,14 +58,13 @@ impl RequestVariable {
 
     fn value<'a>(
         self,
-        (path, identity): (&'a str, &'a Identity<'_>),
+        (reading, identity): (RequestReading<'a>, &'a Identity<'_>),
         tier: Option<&'a str>,
     ) -> CelString<'a> {
-        let facts = identity.facts();
         match self {
-            Self::Method => facts.method.into(),
-            Self::Host => facts.host.into(),
-            Self::Path => path.into(),
+            Self::Method => reading.method.into(),
+            Self::Host => reading.host.into(),
+            Self::Path => reading.path.into(),
             Self::Kind => identity.kind().name().into(),
             Self::Ip => identity.address().to_string().into(),
             Self::Tier => tier.unwrap_or_default().into(),
@@ -82,17 +89,16 @@ pub(super) struct RequestBindings<'a> {
 }
 
 impl<'a> RequestBindings<'a> {
-    /// `path` is the reading of the request's path to use.
     pub(super) fn new(
         variables: &[RequestVariable],
-        (path, identity): (&'a str, &'a Identity<'_>),
+        request: (RequestReading<'a>, &'a Identity<'_>),
         tier: Option<&'a str>,
     ) -> Self {
         let mut values = <[CelString<'a>; RequestVariable::ALL.len()]>::default();
         for &variable in variables {
-            values[variable as usize] = variable.value((path, identity), tier);
+            values[variable as usize] = variable.value(request, tier);
         }
-        Self { values, headers: HeaderLookup(Some(identity.facts().headers)) }
+        Self { values, headers: HeaderLookup(Some(request.1.facts().headers)) }
     }
 
     /// A request with empty values.

@@ -33,6 +33,7 @@ use cel::{Context, Env, ExecutionError, Program, Value};
 use http::header::HeaderName;
 
 pub use check::ExpressionPosition;
+pub(crate) use facts::RequestReading;
 use facts::{RequestBindings, RequestVariable};
 use pattern::{Pattern, UnsupportedText};
 
@@ -270,7 +271,12 @@ impl Expression {
 
     /// Evaluates the condition for a request whose client has this tier.
     pub fn evaluate(&self, identity: &Identity<'_>, tier: Option<&str>) -> Result<bool, EvaluationError> {
-        self.evaluate_at(identity.facts().path, identity, tier)
+        let facts = identity.facts();
+        self.evaluate_at(
+            RequestReading { method: facts.method, host: facts.host, path: facts.path },
+            identity,
+            tier,
+        )
     }
 
     /// Whether the condition depends on the path.
@@ -278,14 +284,24 @@ impl Expression {
         self.variables.contains(&RequestVariable::Path)
     }
 
-    /// Evaluates the condition with `path` as the request's path.
+    /// Whether the condition depends on the method.
+    pub(crate) fn reads_method(&self) -> bool {
+        self.variables.contains(&RequestVariable::Method)
+    }
+
+    /// Whether the condition depends on the host.
+    pub(crate) fn reads_host(&self) -> bool {
+        self.variables.contains(&RequestVariable::Host)
+    }
+
+    /// Evaluates the condition with the method, host and path of `reading`.
     pub(crate) fn evaluate_at(
         &self,
-        path: &str,
+        reading: RequestReading<'_>,
         identity: &Identity<'_>,
         tier: Option<&str>,
     ) -> Result<bool, EvaluationError> {
-        let bindings = RequestBindings::new(&self.variables, (path, identity), tier);
+        let bindings = RequestBindings::new(&self.variables, (reading, identity), tier);
         let verdict = self.run(&bindings, |result| match result.downcast_ref::<CelBool>() {
             Some(verdict) => Ok(*verdict.inner()),
             None => Err(format!("the result is {}, expected a boolean", result.get_type().name())),

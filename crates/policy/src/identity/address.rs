@@ -15,6 +15,7 @@ use ipnet::IpNet;
 
 use super::forwarded;
 use super::headers::HeaderError;
+use crate::networks::embedded_ipv4;
 
 static X_FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
 
@@ -176,10 +177,14 @@ impl Addresses {
         chain
     }
 
-    /// The address that a client is counted by: IPv4 addresses in full, IPv6 addresses by prefix.
+    /// The address that a client is counted by: IPv4 addresses in full, also those in IPv6 addresses; other IPv6 addresses by
+    /// prefix.
     pub fn counter_address(&self, address: IpAddr) -> IpAddr {
         match address.to_canonical() {
             IpAddr::V6(address) => {
+                if let Some(address) = embedded_ipv4(address) {
+                    return address.into();
+                }
                 let unused = u32::from(128_u8.saturating_sub(self.ipv6_prefix));
                 let mask = u128::MAX.checked_shl(unused).unwrap_or(0);
                 IpAddr::V6((address.to_bits() & mask).into())
@@ -325,6 +330,9 @@ mod tests {
         assert_eq!(counted(128, "2001:db8::9"), "2001:db8::9");
         assert_eq!(counted(64, "::ffff:192.0.2.7"), "192.0.2.7");
         assert_eq!(counted(64, "192.0.2.7"), "192.0.2.7");
+        for form in ["64:ff9b::192.0.2.7", "2002:c000:207::1", "2002:c000:207:9::1"] {
+            assert_eq!(counted(64, form), "192.0.2.7", "{form}");
+        }
         assert!(Addresses::default().with_ipv6_prefix(0).is_err());
         assert!(Addresses::default().with_ipv6_prefix(129).is_err());
     }

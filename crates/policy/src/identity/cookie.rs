@@ -55,8 +55,7 @@ impl CookieName {
     /// Whether the name and `=` occur in `text`, and not behind a byte that could belong to the name.
     fn may_begin_in(&self, text: &[u8]) -> bool {
         let name = self.0.as_bytes();
-        let mut found =
-            text.windows(name.len()).enumerate().filter(|(_, part)| part.eq_ignore_ascii_case(name));
+        let mut found = text.windows(name.len()).enumerate().filter(|(_, part)| is_same_name(part, name));
         found.any(|(at, _)| {
             let (before, after) = (text[..at].last(), &text[at + name.len()..]);
             before.is_none_or(|byte| !is_name_byte(*byte))
@@ -71,11 +70,11 @@ impl CookieName {
         pairs.filter_map(|pair| self.value_in(pair)).map(unquoted)
     }
 
-    /// The value in a pair of this name. Some servers ignore the case of names.
+    /// The value in a pair of this name.
     fn value_in<'p>(&self, pair: &'p [u8]) -> Option<&'p [u8]> {
         let (name, value) = pair.trim_ascii().split_at_checked(self.0.len())?;
         let value = value.trim_ascii_start().strip_prefix(b"=")?.trim_ascii();
-        name.eq_ignore_ascii_case(self.0.as_bytes()).then_some(value)
+        is_same_name(name, self.0.as_bytes()).then_some(value)
     }
 }
 
@@ -101,6 +100,15 @@ fn is_plain_value(value: &[u8]) -> bool {
 /// Whether a byte may occur in the name of a cookie.
 fn is_name_byte(byte: u8) -> bool {
     byte.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(&byte)
+}
+
+/// Whether a server may read both names as one. Some ignore case, and PHP writes `_` for a dot, a space and `[`.
+fn is_same_name(one: &[u8], other: &[u8]) -> bool {
+    let folded = |byte: &u8| match byte {
+        b'.' | b' ' | b'[' => b'_',
+        other => other.to_ascii_lowercase(),
+    };
+    one.len() == other.len() && one.iter().map(folded).eq(other.iter().map(folded))
 }
 
 fn unquoted(value: &[u8]) -> &[u8] {
@@ -129,6 +137,29 @@ pub(super) fn canonical(value: &[u8]) -> Cow<'_, [u8]> {
     Cow::Owned(decoded.trim_ascii().to_vec())
 }
 
+/// The text with all escapes of cookies decoded, `%61` as well as `\141`; `None` if it has none.
+pub(super) fn unescaped(text: &[u8]) -> Option<Vec<u8>> {
+    if !text.iter().any(|byte| matches!(byte, b'%' | b'\\')) {
+        return None;
+    }
+    let octal = |digits: &[u8]| {
+        let digits = std::str::from_utf8(digits).ok()?;
+        u8::from_str_radix(digits, 8).ok()
+    };
+    let (mut decoded, mut rest) = (Vec::with_capacity(text.len()), text);
+    while let [byte, others @ ..] = rest {
+        rest = others;
+        if *byte == b'\\' {
+            let code = others.get(..3).and_then(octal);
+            decoded.extend(code);
+            rest = others.get(if code.is_some() { 3 } else { 0 }..).unwrap_or_default();
+        } else {
+            decoded.push(*byte);
+        }
+    }
+    Some(canonical(&decoded).into_owned())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -148,6 +179,31 @@ mod tests {
         assert_eq!(find("sess", &lines), None);
         assert_eq!(find("Session", &lines).as_deref(), Some("abc="), "some servers ignore the case of names");
         assert_eq!(find("A", &["a=1; A=2"]), None);
+    }
+
+    #[test]
+    fn cookie_name_with_marks_that_php_replaces_is_the_same() {
+        for line in
+            ["user_id=7", "user.id=7", "user id=7", "USER[ID=7", "a=b; user.id=7", "user_id=7; user.id=7"]
+        {
+            assert_eq!(find("user_id", &[line]).as_deref(), Some("7"), "{line}");
+            assert_eq!(find("user.id", &[line]).as_deref(), Some("7"), "{line}");
+        }
+        assert_eq!(find("user_id", &["user-id=7; userid=7"]), None);
+        assert_eq!(
+            find("user_id", &["user_id=7; user.id=8"]),
+            None,
+            "PHP uses the first, others the name itself"
+        );
+    }
+
+    #[test]
+    fn escapes_of_all_kinds_are_decoded() {
+        let decoded = |text: &str| unescaped(text.as_bytes()).map(|text| String::from_utf8(text).unwrap());
+        for text in ["a%2Eb", "a\\056b", "a%252eb", "\\a\\.b"] {
+            assert_eq!(decoded(text).as_deref(), Some("a.b"), "{text}");
+        }
+        assert_eq!(decoded("a=b; c=\"d\""), None);
     }
 
     #[test]

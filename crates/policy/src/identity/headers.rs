@@ -4,10 +4,11 @@
 //! the two could differ, the request is rejected, or the header is removed before it is read.
 
 use http::HeaderMap;
-use http::header::{CONNECTION, COOKIE, FORWARDED, HeaderName};
+use http::header::{CONNECTION, COOKIE, FORWARDED, HeaderName, TE, UPGRADE};
 
 use super::{CookieName, Fingerprint, IdentitySource, IdentitySpec};
 use crate::plan::{Plan, RuleCost, RuleMatch, UnderscoreHeaders};
+use crate::request::has_unusual_character;
 
 /// The header checks of a policy. Built once per policy.
 #[derive(Debug)]
@@ -20,12 +21,12 @@ pub struct HeaderRules {
     proxied: Vec<HeaderName>,
     /// All headers that identify the client.
     identity: Vec<HeaderName>,
-    /// Header names with an underscore that the policy uses.
-    underscored: Vec<HeaderName>,
-    /// Identity headers with an underscore in their name, renamed with dashes.
+    /// The headers that rules read.
+    of_rules: Vec<HeaderName>,
+    /// Header names with an underscore or another unusual character that the policy uses.
+    unusual: Vec<HeaderName>,
+    /// Identity headers with such a name, renamed with dashes.
     aliases: Vec<HeaderName>,
-    /// All headers that the policy uses.
-    used: Vec<HeaderName>,
 }
 
 /// Why the headers of a request are ambiguous, or why its credentials are invalid.
@@ -54,11 +55,14 @@ pub enum HeaderError {
     /// A header contains no valid token, and the policy rejects such requests.
     #[error("header `{0}` contains no valid token; send a token that is signed and has not expired")]
     InvalidToken(HeaderName),
+    /// A header contains several listed API keys. Servers disagree about which of them they use.
+    #[error("header `{0}` contains different API keys; send one key")]
+    SeveralKeys(HeaderName),
     /// An API key is not listed, and the policy rejects such requests.
     #[error("the API key in header `{0}` is not valid; send a valid key, or none")]
     UnknownKey(HeaderName),
-    /// A header that the policy does not use differs only in underscores and dashes from one that it uses. Many servers read both
-    /// as the same header.
+    /// A header that the policy does not use differs only in dashes and unusual characters from one that it uses. Many servers read
+    /// both as the same header.
     #[error("many servers read header `{sent}` as `{used}`; send `{used}`")]
     OtherSpelling {
         /// The header.
@@ -66,8 +70,8 @@ pub enum HeaderError {
         /// The header that the policy uses.
         used: HeaderName,
     },
-    /// `Connection` lists a header that identifies the client, which would remove it.
-    #[error("`Connection` lists the header `{0}`, which identifies the client; remove it from `Connection`")]
+    /// `Connection` lists a header that limits depend on, which would remove it.
+    #[error("`Connection` lists the header `{0}`, which limits depend on; remove it from `Connection`")]
     NamedInConnection(HeaderName),
     /// A trusted proxy wrote one of the two forwarding headers and forwarded the other one from the client.
     #[error(
@@ -101,14 +105,13 @@ impl HeaderRules {
         let mut identity = single.clone();
         identity.extend(fingerprint.iter().flat_map(Fingerprint::headers).cloned());
         identity.extend(cookie.is_some().then_some(COOKIE));
-        let has_underscore = |name: &HeaderName| name.as_str().contains('_');
-        let mut used = used_by_rules(plan);
-        used.extend(identity.iter().cloned());
-        let underscored = used.iter().filter(|name| has_underscore(name)).cloned().collect();
-        let aliases = identity.iter().filter(|name| has_underscore(name));
-        let aliases = aliases.filter_map(|name| name.as_str().replace('_', "-").parse().ok()).collect();
+        let of_rules = used_by_rules(plan);
+        let mut unusual: Vec<_> = of_rules.iter().chain(&identity).cloned().collect();
+        unusual.retain(|name| has_unusual_character(name.as_str()));
+        let aliases = identity.iter().filter(|name| has_unusual_character(name.as_str()));
+        let aliases = aliases.filter_map(|name| with_dashes(name).parse().ok()).collect();
         let (api_key, cookie) = (api_key.clone(), cookie.clone());
-        Self { api_key, cookie, single, proxied, identity, underscored, aliases, used }
+        Self { api_key, cookie, single, proxied, identity, of_rules, unusual, aliases }
     }
 
     /// Runs all checks and removes the headers that the peer is not allowed to send.
@@ -119,27 +122,13 @@ impl HeaderRules {
         underscored: UnderscoreHeaders,
     ) -> Result<(), HeaderError> {
         if underscored == UnderscoreHeaders::Drop {
-            self.remove_underscored(headers);
+            self.remove_unusual(headers);
             self.remove_aliases(headers);
         }
         self.check(headers)?;
         self.check_connection(headers)?;
         if !is_trusted {
             self.remove_proxied(headers);
-        }
-        Ok(())
-    }
-
-    /// Checks that no header which [`apply`](Self::apply) drops may be read as one that the policy uses. For requests that somebody
-    /// else forwards, with all of their headers.
-    pub fn check_spelling(&self, headers: &HeaderMap) -> Result<(), HeaderError> {
-        let is_suspicious = |name: &&HeaderName| {
-            name.as_str().contains('_') && !self.underscored.contains(name) || self.aliases.contains(name)
-        };
-        for sent in headers.keys().filter(is_suspicious) {
-            if let Some(used) = self.used.iter().find(|used| is_same_spelling(used, sent)) {
-                return Err(HeaderError::OtherSpelling { sent: sent.clone(), used: used.clone() });
-            }
         }
         Ok(())
     }
@@ -174,15 +163,16 @@ impl HeaderRules {
         }
     }
 
-    /// Checks that `Connection` does not list a header that identifies the client.
+    /// Checks that `Connection` does not list a header that identifies the client or that rules read: services would not get it.
     pub fn check_connection(&self, headers: &HeaderMap) -> Result<(), HeaderError> {
         let lines = headers.get_all(CONNECTION).iter().map(http::HeaderValue::as_bytes);
         // Fast path: the most common values list no header.
         let lines = lines.filter(|line| *line != b"keep-alive" && *line != b"close");
         for name in lines.flat_map(|line| line.split(|byte| *byte == b',')).map(<[u8]>::trim_ascii) {
-            let is_identity =
-                self.identity.iter().any(|one| one.as_str().as_bytes().eq_ignore_ascii_case(name));
-            if is_identity || is_forwarding(name) {
+            let of_rules = self.of_rules.iter().filter(|name| !describes_connection(name));
+            let mut read = self.identity.iter().chain(of_rules);
+            let is_read = read.any(|one| one.as_str().as_bytes().eq_ignore_ascii_case(name));
+            if is_read || is_forwarding(name) {
                 let name = HeaderName::from_bytes(name).unwrap_or(CONNECTION);
                 return Err(HeaderError::NamedInConnection(name));
             }
@@ -197,18 +187,42 @@ impl HeaderRules {
         }
     }
 
-    /// Removes headers whose name has an underscore, unless the policy uses the name: some servers treat `x_api_key` as
-    /// `x-api-key`.
-    pub fn remove_underscored(&self, headers: &mut HeaderMap) {
-        let is_removed = |name: &&HeaderName| name.as_str().contains('_') && !self.underscored.contains(name);
-        let names: Vec<_> = headers.keys().filter(is_removed).cloned().collect();
+    /// Checks that no header which [`apply`](Self::apply) removes may be read as one that the policy uses. For requests that somebody
+    /// else forwards, with all of their headers.
+    pub fn check_spelling(
+        &self,
+        headers: &HeaderMap,
+        underscored: UnderscoreHeaders,
+    ) -> Result<(), HeaderError> {
+        if underscored == UnderscoreHeaders::Keep {
+            return Ok(());
+        }
+        let is_removed = |name: &&HeaderName| self.is_unusual(name) || self.aliases.contains(name);
+        for sent in headers.keys().filter(is_removed) {
+            let mut used = self.identity.iter().chain(&self.of_rules);
+            if let Some(used) = used.find(|used| with_dashes(used) == with_dashes(sent)) {
+                return Err(HeaderError::OtherSpelling { sent: sent.clone(), used: used.clone() });
+            }
+        }
+        Ok(())
+    }
+
+    /// Removes headers whose name has an underscore or another unusual character, unless the policy uses the name: some servers
+    /// treat `x_api_key` or `x.api.key` as `x-api-key`.
+    pub fn remove_unusual(&self, headers: &mut HeaderMap) {
+        let names: Vec<_> = headers.keys().filter(|name| self.is_unusual(name)).cloned().collect();
         for name in names {
             headers.remove(name);
         }
     }
 
-    /// Removes headers that some servers confuse with an identity header, because the names differ only in underscores and
-    /// dashes.
+    /// Whether a name has an unusual character and the policy does not use it.
+    fn is_unusual(&self, name: &HeaderName) -> bool {
+        has_unusual_character(name.as_str()) && !self.unusual.contains(name)
+    }
+
+    /// Removes headers that some servers confuse with an identity header, because the names differ only in unusual characters
+    /// and dashes.
     pub fn remove_aliases(&self, headers: &mut HeaderMap) {
         for name in &self.aliases {
             headers.remove(name);
@@ -223,12 +237,14 @@ impl HeaderRules {
     }
 }
 
-/// Whether two names differ at most in underscores and dashes.
-fn is_same_spelling(one: &HeaderName, other: &HeaderName) -> bool {
-    let bytes = |name: &HeaderName| name.as_str().len();
-    let dashed = |byte: u8| if byte == b'_' { b'-' } else { byte };
-    bytes(one) == bytes(other)
-        && one.as_str().bytes().zip(other.as_str().bytes()).all(|(one, other)| dashed(one) == dashed(other))
+/// The name that some servers read: with a dash for each unusual character.
+fn with_dashes(name: &HeaderName) -> String {
+    name.as_str().replace(|character: char| !character.is_ascii_alphanumeric(), "-")
+}
+
+/// Whether `Connection` lists this header in usual requests.
+fn describes_connection(name: &HeaderName) -> bool {
+    matches!(*name, UPGRADE | TE) || matches!(name.as_str(), "keep-alive" | "http2-settings")
 }
 
 /// Whether this is a forwarding header.

@@ -9,7 +9,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use http::HeaderMap;
-use http::header::HeaderName;
+use http::header::{COOKIE, HeaderName};
 use jsonwebtoken::dangerous::insecure_decode_claims;
 use jsonwebtoken::jwk::{AlgorithmParameters, EllipticCurve, Jwk, JwkSet, KeyAlgorithm, PublicKeyUse};
 use jsonwebtoken::{Algorithm, DecodingKey, crypto};
@@ -21,8 +21,8 @@ use super::token::{self, MAX_TOKENS, TokenText};
 
 /// The accepted clock difference between issuer and verifier, in seconds.
 const LEEWAY: u64 = 60;
-/// Tokens with a longer header and payload are rejected without verification.
-const LONGEST_TOKEN: usize = 16 * 1024;
+/// Tokens with a longer header and payload are rejected without verification. The head of a request is not longer.
+const LONGEST_TOKEN: usize = 64 * 1024;
 
 /// Verifies tokens with HS256, RS256 or ES256 keys.
 pub struct Verifier {
@@ -137,8 +137,8 @@ impl Verifier {
                 crypto::verify(&signature, token.message(), &key.decoding_key, key.algorithm)
             };
             if matches!(token.signature(key.signature_length).map(verify), Some(Ok(true))) {
-                let claims = insecure_decode_claims(token.signed);
-                return claims.map(Claims::new).map_err(|_| TokenError::Malformed);
+                let claims = insecure_decode_claims(token.signed).ok().or_else(|| token.lenient_claims());
+                return claims.map(Claims::new).ok_or(TokenError::Malformed);
             }
             error = TokenError::Signature;
         }
@@ -243,6 +243,11 @@ impl ClaimSource {
         &self.header
     }
 
+    /// Whether the token is in a cookie, which services decode.
+    fn is_cookie(&self) -> bool {
+        self.header == COOKIE
+    }
+
     /// Whether `other` uses the same token.
     pub(super) fn shares_token(&self, other: &Self) -> bool {
         self.header == other.header && Arc::ptr_eq(&self.verifier, &other.verifier)
@@ -251,9 +256,8 @@ impl ClaimSource {
     /// The tokens of the request; `None` if it does not have the header exactly once.
     pub(crate) fn read(&self, headers: &HeaderMap) -> Option<TokenReading> {
         let value = super::single(headers, &self.header)?;
-        let joined = token::joined(value);
         let mut reading = TokenReading::default();
-        for text in [Some(value), joined.as_deref()].into_iter().flatten() {
+        for text in &token::readings(value, self.is_cookie()) {
             let mut tokens = token::tokens(text);
             for token in tokens.by_ref().take(MAX_TOKENS) {
                 reading.add(self.verifier.verify_signature(token));
@@ -266,7 +270,8 @@ impl ClaimSource {
     /// Checks that the tokens of the request name one user or tenant.
     pub(crate) fn check(&self, headers: &HeaderMap) -> Result<(), HeaderError> {
         // One token cannot name two, so it is not verified here.
-        if super::single(headers, &self.header).is_none_or(token::is_plain) {
+        let is_plain = |value| token::is_plain(value, self.is_cookie());
+        if super::single(headers, &self.header).is_none_or(is_plain) {
             return Ok(());
         }
         match self.read(headers) {

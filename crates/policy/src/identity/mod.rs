@@ -11,11 +11,13 @@
 //! reject ambiguous headers before this.
 
 mod address;
+mod claims_text;
 mod cookie;
 mod fingerprint;
 mod forwarded;
 mod headers;
 mod jwt;
+mod key;
 mod name;
 mod redact;
 mod rule_client;
@@ -238,6 +240,32 @@ impl Identities {
         Some((name, key_in(headers, name)?))
     }
 
+    /// Whether `directory` lists a key that services may read in the header of the API key.
+    pub(crate) fn has_listed_key(&self, headers: &HeaderMap, directory: &Directory) -> bool {
+        let mut names = self.spec.api_key.iter();
+        names.any(|name| keys_in(headers, name).any(|key| directory.get(&key).is_some()))
+    }
+
+    /// Whether API keys are in `Authorization`, where services find them in several places.
+    pub(crate) fn has_key_in_authorization(&self) -> bool {
+        self.spec.api_key.as_ref() == Some(&AUTHORIZATION)
+    }
+
+    /// The header with several keys of `directory`, of which services may read any.
+    pub(crate) fn header_with_several_keys(
+        &self,
+        headers: &HeaderMap,
+        directory: &Directory,
+    ) -> Option<&HeaderName> {
+        let name = self.spec.api_key.as_ref().filter(|name| **name == AUTHORIZATION)?;
+        let value = single(headers, name).filter(|value| !key::is_usual(value))?;
+        let plain = Some(Cow::Borrowed(key::without_scheme(value)));
+        let mut listed =
+            plain.into_iter().chain(key::in_words(value)).filter(|key| directory.get(key).is_some());
+        let first = listed.next()?;
+        listed.any(|other| other != first).then_some(name)
+    }
+
     /// Prepares the identification of one request. An API key that is not in the directory is ignored, and so is any key
     /// without a directory, unless [`IdentitySpec::accepts_unverified_keys`] is set.
     pub fn identify<'a>(
@@ -274,27 +302,31 @@ pub struct Identity<'a> {
     tenant_token: OnceCell<Option<TokenReading>>,
 }
 
-/// Names from tokens that are not valid now. They count, but they must not lock out whom they name.
+/// Identities of a request that count, but must not be locked out: other clients may have them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct OutdatedNames {
+pub(crate) struct NotLockedOut {
+    /// The user of a token that is not valid now.
     user: bool,
+    /// The tenant of a token that is not valid now.
     tenant: bool,
+    /// The address of a trusted proxy: all clients whose address it does not report have it.
+    proxy: bool,
 }
 
-impl OutdatedNames {
-    /// Whether the name of this kind is one of them.
+impl NotLockedOut {
+    /// Whether the identity of this kind is one of them.
     pub(crate) fn contains(self, kind: ClientKind) -> bool {
         match kind {
             ClientKind::User => self.user,
             ClientKind::Tenant => self.tenant,
+            ClientKind::Ip => self.proxy,
             _ => false,
         }
     }
 }
 
-#[derive(Clone, Copy)]
 struct ResolvedKey<'a> {
-    key: &'a [u8],
+    key: Cow<'a, [u8]>,
     grant: Option<Grant<'a>>,
 }
 
@@ -326,13 +358,19 @@ impl<'a> Identity<'a> {
     }
 
     /// The API key, if it is verified or verification is off.
-    pub fn api_key(&self) -> Option<&'a [u8]> {
-        self.resolved_key().map(|resolved| resolved.key)
+    pub fn api_key(&self) -> Option<&[u8]> {
+        self.resolved_key().map(|resolved| &*resolved.key)
     }
 
     /// The API key as sent, verified or not.
     pub(crate) fn sent_key(&self) -> Option<&'a [u8]> {
         key_in(self.facts.headers, self.spec.api_key.as_ref()?)
+    }
+
+    /// All keys that services may read where the request has its API key, verified or not; the most usual one first.
+    pub(crate) fn sent_keys(&self) -> impl Iterator<Item = Cow<'a, [u8]>> {
+        let headers = self.facts.headers;
+        self.spec.api_key.iter().flat_map(move |name| keys_in(headers, name))
     }
 
     /// The directory's entry for the API key.
@@ -370,6 +408,12 @@ impl<'a> Identity<'a> {
         }
     }
 
+    /// The tenant that the request itself names, if the directory assigns another one to the API key. Services may serve either.
+    pub(crate) fn other_tenant(&self) -> Option<&[u8]> {
+        let granted = self.granted_tenant()?;
+        self.sent_tenant().filter(|sent| *sent != granted)
+    }
+
     /// The full address. Counters use its prefix.
     pub fn address(&self) -> IpAddr {
         let find = || self.spec.addresses.client(self.facts.headers, self.facts.peer);
@@ -386,8 +430,8 @@ impl<'a> Identity<'a> {
         self.spec.cookie.iter().flat_map(|cookie| cookie.values(self.facts.headers)).map(cookie::canonical)
     }
 
-    /// The names of this request that come from tokens that are not valid now. Only names that were used are known.
-    pub(crate) fn outdated(&self) -> OutdatedNames {
+    /// The identities of this request that must not be locked out. Only names that were used are known.
+    pub(crate) fn not_locked_out(&self) -> NotLockedOut {
         let is_outdated = |source: &Option<IdentitySource>, tokens: &OnceCell<Option<TokenReading>>| {
             let Some(IdentitySource::Claim(source)) = source else { return false };
             let Some(Some(tokens)) = tokens.get() else { return false };
@@ -401,16 +445,22 @@ impl<'a> Identity<'a> {
             }
             _ => &self.tenant_token,
         };
-        let is_granted = self.granted_tenant().is_some();
-        OutdatedNames {
+        let counts_sent_tenant = || self.granted_tenant().is_none() || self.other_tenant().is_some();
+        NotLockedOut {
             user: is_outdated(&self.spec.user, &self.user_token),
-            tenant: !is_granted && is_outdated(&self.spec.tenant, tenant_tokens),
+            tenant: is_outdated(&self.spec.tenant, tenant_tokens) && counts_sent_tenant(),
+            proxy: self.spec.addresses.trusts(self.address()),
         }
     }
 
     /// The fingerprint.
     pub fn fingerprint(&self) -> Option<[u8; 16]> {
         self.spec.fingerprint.as_ref()?.compute(self.facts.headers)
+    }
+
+    /// Appends the counter key of [`other_tenant`](Self::other_tenant). Returns whether there is one.
+    pub(crate) fn append_other_tenant(&self, key: &mut Vec<u8>) -> bool {
+        append(key, ClientKind::Tenant, self.other_tenant())
     }
 
     /// Appends the counter key of this identity. Returns whether the request has one.
@@ -434,17 +484,18 @@ impl<'a> Identity<'a> {
         }
     }
 
-    fn resolved_key(&self) -> Option<ResolvedKey<'a>> {
-        *self.api_key.get_or_init(|| match self.directory {
-            Some(directory) => {
-                let key = self.sent_key()?;
-                Some(ResolvedKey { key, grant: Some(directory.get(key)?) })
-            }
+    fn resolved_key(&self) -> Option<&ResolvedKey<'a>> {
+        let resolve = || match self.directory {
+            Some(directory) => self.sent_keys().find_map(|key| {
+                let grant = Some(directory.get(&key)?);
+                Some(ResolvedKey { key, grant })
+            }),
             None if self.spec.accepts_unverified_keys => {
-                Some(ResolvedKey { key: self.sent_key()?, grant: None })
+                Some(ResolvedKey { key: Cow::Borrowed(self.sent_key()?), grant: None })
             }
             None => None,
-        })
+        };
+        self.api_key.get_or_init(resolve).as_ref()
     }
 
     /// What is wrong with the request's tokens.
@@ -510,15 +561,17 @@ pub(crate) fn parts(mut key: &[u8]) -> impl Iterator<Item = (ClientKind, &[u8])>
     })
 }
 
-/// The API key in the header `name`. In `Authorization` a scheme before it (`Bearer`) is not part of it: services ignore its case
-/// and the white space after it.
+/// The API key in the header `name`. In `Authorization` a scheme before it (`Bearer`) is not part of it.
 fn key_in<'a>(headers: &'a HeaderMap, name: &HeaderName) -> Option<&'a [u8]> {
     let value = single(headers, name)?;
-    if *name != AUTHORIZATION {
-        return Some(value);
-    }
-    let space = value.iter().position(u8::is_ascii_whitespace);
-    Some(space.map_or(value, |space| value[space..].trim_ascii_start()))
+    Some(if *name == AUTHORIZATION { key::without_scheme(value) } else { value })
+}
+
+/// All keys that services may read in the header `name`, the most usual one first.
+fn keys_in<'a>(headers: &'a HeaderMap, name: &HeaderName) -> impl Iterator<Item = Cow<'a, [u8]>> {
+    let value = if *name == AUTHORIZATION { single(headers, name) } else { None };
+    let others = value.into_iter().flat_map(|value| key::in_words(value).chain(key::behind_prefixes(value)));
+    key_in(headers, name).map(Cow::Borrowed).into_iter().chain(others)
 }
 
 /// The value of a header that appears exactly once and is not empty. Servers disagree about which of several values they

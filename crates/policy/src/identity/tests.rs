@@ -120,7 +120,7 @@ fn api_key_in_authorization_does_not_include_the_scheme() {
     for value in ["sk_live", "Bearer sk_live", "bearer  sk_live", "Token\tsk_live"] {
         assert_eq!(key_of(AUTHORIZATION, value), ClientKind::ApiKey, "{value}");
     }
-    for value in ["Bearer", "Bearersk_live", "Bearer sk_live x"] {
+    for value in ["Bearer", "Bearer sk_liv", "Bearer sk_live2"] {
         assert_eq!(key_of(AUTHORIZATION, value), ClientKind::Ip, "{value}");
     }
     assert_eq!(key_of(X_API_KEY, "Bearer sk_live"), ClientKind::Ip, "other headers have no scheme");
@@ -223,7 +223,7 @@ fn identity_debug_hides_the_api_key() {
     let (identities, headers) = (Identities::new(everything()).unwrap(), headers(&[]));
     let facts = facts(&headers);
     let identity = identities.identify(&facts, None, NOW);
-    identity.api_key.set(Some(ResolvedKey { key: b"sk_secret", grant: None })).unwrap();
+    identity.api_key.set(Some(ResolvedKey { key: b"sk_secret".into(), grant: None })).unwrap();
     assert!(!format!("{identity:?}").contains("secret"));
     assert!(!format!("{:?}", identity.resolved_key()).contains("115"));
 }
@@ -242,12 +242,29 @@ fn outdated_names_are_those_of_tokens_that_are_not_valid_now() {
         let headers = headers(&[(AUTHORIZATION, &token), (X_API_KEY, key)]);
         let facts = facts(&headers);
         let identity = identities.identify(&facts, Some(&directory), NOW);
-        assert_eq!(identity.outdated(), OutdatedNames::default(), "nothing was read");
+        assert_eq!(identity.not_locked_out(), NotLockedOut::default(), "nothing was read");
         assert_eq!((identity.user(), identity.tenant()), (Some(&b"alice"[..]), Some(&b"acme"[..])));
-        let outdated = identity.outdated();
+        let outdated = identity.not_locked_out();
         (outdated.contains(ClientKind::User), outdated.contains(ClientKind::Tenant))
     };
     assert_eq!(outdated(1_800_000_600, "k2"), (false, false));
     assert_eq!(outdated(7, "k2"), (true, true));
     assert_eq!(outdated(7, "k1"), (true, false), "the directory names the tenant");
+}
+
+#[test]
+fn address_of_a_trusted_proxy_is_not_locked_out() {
+    let trusted = Addresses::default().with_trusted_proxies(["192.0.2.0/24".parse().unwrap()]);
+    let identities = Identities::new(IdentitySpec { addresses: trusted, ..IdentitySpec::default() }).unwrap();
+    let is_excluded = |lines: &[(HeaderName, &str)]| {
+        let headers = headers(lines);
+        let facts = facts(&headers);
+        identities.identify(&facts, None, NOW).not_locked_out().contains(ClientKind::Ip)
+    };
+    let forwarded = HeaderName::from_static("x-forwarded-for");
+    for shared in ["unknown", "fe80::1%eth0", "192.0.2.9"] {
+        assert!(is_excluded(&[(forwarded.clone(), shared)]), "{shared}");
+    }
+    assert!(is_excluded(&[]));
+    assert!(!is_excluded(&[(forwarded, "198.51.100.1")]));
 }

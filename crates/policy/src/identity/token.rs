@@ -5,12 +5,22 @@
 //! way only, a client could choose a spelling in which its service finds a token and the gateway does not. So every token in
 //! the value counts, wherever it begins and whatever follows it.
 
-use jsonwebtoken::{Header, decode_header};
+use std::borrow::Cow;
+
+use jsonwebtoken::{Algorithm, decode_header};
+use serde_json::{Map, Value};
+use smallvec::SmallVec;
+
+use super::claims_text;
+use super::cookie::unescaped;
 
 /// The maximum number of tokens in one header. It bounds the number of verifications.
 pub(super) const MAX_TOKENS: usize = 4;
 
+/// The schemes that services remove wherever they occur.
 const SCHEME: &[u8] = b"Bearer";
+/// The same, only with a space after them: without it they may be a part of a token.
+const SHORT_SCHEMES: [&[u8]; 2] = [b"Token ", b"JWT "];
 
 /// A text that may be a token.
 #[derive(Clone, Copy)]
@@ -19,6 +29,12 @@ pub(super) struct TokenText<'v> {
     pub(super) signed: &'v [u8],
     /// The rest of the value, which begins with the signature.
     rest: &'v [u8],
+}
+
+/// The parts of a token's header that verification needs.
+pub(super) struct TokenHeader {
+    pub(super) alg: Algorithm,
+    pub(super) kid: Option<String>,
 }
 
 /// All texts that may be tokens: a JSON object in Base64, a dot, a payload, a dot. A token may begin inside a word, as
@@ -55,6 +71,13 @@ pub(super) fn joined(value: &[u8]) -> Option<Vec<u8>> {
             at += SCHEME.len();
             continue;
         }
+        let is_here = |scheme: &&&[u8]| {
+            value[at..].get(..scheme.len()).is_some_and(|word| word.eq_ignore_ascii_case(scheme))
+        };
+        if let Some(scheme) = SHORT_SCHEMES.iter().find(is_here) {
+            at += scheme.len();
+            continue;
+        }
         if !is_space(*byte) {
             joined.push(*byte);
         }
@@ -63,15 +86,51 @@ pub(super) fn joined(value: &[u8]) -> Option<Vec<u8>> {
     Some(joined)
 }
 
+/// The user and the password in `Basic` credentials: services accept a token or a key as one of them.
+pub(super) fn basic(value: &[u8]) -> Option<Vec<u8>> {
+    const BASIC: &[u8] = b"Basic";
+    let (scheme, rest) = value.split_at_checked(BASIC.len())?;
+    scheme.eq_ignore_ascii_case(BASIC).then(|| decoded(rest))
+}
+
+/// All readings of a value in which services may find tokens, the value itself first.
+pub(super) fn readings(value: &[u8], is_cookie: bool) -> SmallVec<[Cow<'_, [u8]>; 2]> {
+    let mut all = SmallVec::new();
+    all.push(Cow::Borrowed(value));
+    all.extend(joined(value).map(Cow::Owned));
+    all.extend(basic(value).map(Cow::Owned));
+    all.extend(is_cookie.then(|| unescaped(value)).flatten().map(Cow::Owned));
+    all
+}
+
 /// Whether the value has only one reading and at most one token.
-pub(super) fn is_plain(value: &[u8]) -> bool {
-    tokens(value).nth(1).is_none() && joined(value).is_none()
+pub(super) fn is_plain(value: &[u8], is_cookie: bool) -> bool {
+    tokens(value).nth(1).is_none() && readings(value, is_cookie).len() == 1
 }
 
 impl TokenText<'_> {
     /// The parsed header.
-    pub(super) fn header(&self) -> Option<Header> {
-        decode_header(self.signed).ok()
+    pub(super) fn header(&self) -> Option<TokenHeader> {
+        match decode_header(self.signed) {
+            Ok(header) => Some(TokenHeader { alg: header.alg, kid: header.kid }),
+            // Services ignore members that they do not use.
+            Err(_) => self.lenient_header(),
+        }
+    }
+
+    fn lenient_header(&self) -> Option<TokenHeader> {
+        let mut members = claims_text::members(&decoded(self.signed.split(|byte| *byte == b'.').next()?))?;
+        let alg = members.get("alg")?.as_str()?.parse().ok()?;
+        let kid = match members.remove("kid") {
+            Some(Value::String(kid)) => Some(kid),
+            _ => None,
+        };
+        Some(TokenHeader { alg, kid })
+    }
+
+    /// The claims of a token that a strict parser rejects.
+    pub(super) fn lenient_claims(&self) -> Option<Map<String, Value>> {
+        claims_text::members(&decoded(self.signed.split(|byte| *byte == b'.').nth(1)?))
     }
 
     /// What the signature is for.
@@ -106,6 +165,21 @@ fn sextet(byte: u8) -> Option<usize> {
         _ => return None,
     };
     Some(number.into())
+}
+
+/// The bytes of Base64 text in any alphabet. Other characters are skipped.
+pub(super) fn decoded(text: &[u8]) -> Vec<u8> {
+    let mut bytes = Vec::with_capacity(text.len());
+    let (mut bits, mut count) = (0_usize, 0_u32);
+    for sextet in text.iter().filter_map(|byte| sextet(*byte)) {
+        (bits, count) = (bits << 6 | sextet, count + 6);
+        if count >= 8 {
+            count -= 8;
+            bytes.extend(u8::try_from(bits >> count));
+            bits &= (1 << count) - 1;
+        }
+    }
+    bytes
 }
 
 /// The length in bytes of a Base64 number without leading zeros.

@@ -254,9 +254,10 @@ pub(crate) static HTTP: Mapping = Mapping {
         PolicyKey::new(
             "underscore_headers",
             Choice(UNDERSCORE_HEADERS),
-            "Request headers with an underscore in their name, such as `X_User_Id`, which many servers read as \
-             `X-User-Id`. `drop`: removed before anything reads them, unless the policy uses the name; the decision service \
-             cannot remove them and answers 400 if the policy uses the name with dashes. `keep`: forwarded.",
+            "Request headers with an underscore or another unusual character in their name, such as `X_User_Id` and \
+             `X.User.Id`, which many servers read as `X-User-Id`. `drop`: removed before anything reads them, unless the policy \
+             uses the name; the decision service cannot remove them and answers 400 if they may be read as a header that the \
+             policy uses. `keep`: forwarded.",
             "keep",
         )
         .default("drop"),
@@ -439,7 +440,7 @@ pub(crate) static COOKIE: Mapping = Mapping {
     keys: &[PolicyKey::new(
         "name",
         Text("name"),
-        "The name of the cookie; its case does not matter.",
+        "The name of the cookie; its case does not matter, and a dot, a space and `[` are `_`.",
         "session",
     )
     .required()],

@@ -1,13 +1,21 @@
 //! The conditions of a rule other than its path, and the cost of a request.
 
+use std::borrow::Cow;
+
 use http::header::{CONTENT_LENGTH, HeaderName};
 use http::{HeaderMap, HeaderValue};
+use smallvec::SmallVec;
 use tidegate_core::Cost;
 
 use crate::endpoints::equivalent_method;
+use crate::expression::{Expression, RequestReading};
+use crate::host::normalize_host;
 use crate::identity::Identity;
 use crate::path::Readings;
 use crate::plan::{CustomRule, RuleCost, RuleMatch};
+
+/// The most hosts of a proxy for which a condition is evaluated.
+const MOST_HOSTS: usize = 4;
 
 /// The result of evaluating a rule's conditions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -41,18 +49,54 @@ pub(super) fn evaluate(
         }
     }
     let Some(when) = &matches.when else { return ConditionResult::True };
-    let evaluate_at = |path: &str| match when.expression.evaluate_at(path, identity, tier) {
+    let expression = &when.expression;
+    let evaluate_at = |reading: RequestReading<'_>| match expression.evaluate_at(reading, identity, tier) {
         Ok(true) => ConditionResult::True,
         Ok(false) => ConditionResult::False,
         Err(_) => ConditionResult::Failed,
     };
-    let result = evaluate_at(facts.path);
-    if result != ConditionResult::False || readings.is_single() || !when.expression.reads_path() {
-        return result;
+    let usual = RequestReading { method: facts.method, host: facts.host, path: facts.path };
+    match evaluate_at(usual) {
+        ConditionResult::False => any_other(usual, expression, (facts.headers, readings), evaluate_at),
+        result => result,
     }
-    // A condition on the path is true if it is true for any reading of the path.
-    let mut others = readings.others(facts.path).map(evaluate_at);
-    others.find(|result| *result != ConditionResult::False).unwrap_or(ConditionResult::False)
+}
+
+/// The result of a condition that is false for the usual reading of a request: it is true if it is true for any other reading
+/// of the method, the host and the path.
+fn any_other(
+    usual: RequestReading<'_>,
+    expression: &Expression,
+    (headers, readings): (&HeaderMap, &Readings),
+    evaluate_at: impl Fn(RequestReading<'_>) -> ConditionResult,
+) -> ConditionResult {
+    let other_method = equivalent_method(usual.method).filter(|_| expression.reads_method());
+    let other_hosts: SmallVec<[_; 2]> =
+        if expression.reads_host() { forwarded_hosts(headers).collect() } else { SmallVec::new() };
+    let reads_path = !readings.is_single() && expression.reads_path();
+    for method in [Some(usual.method), other_method].into_iter().flatten() {
+        for host in std::iter::once(usual.host).chain(other_hosts.iter().map(|host| &**host)) {
+            let paths = readings.others(usual.path).filter(|_| reads_path);
+            for path in std::iter::once(usual.path).chain(paths) {
+                let reading = RequestReading { method, host, path };
+                if reading == usual {
+                    continue;
+                }
+                match evaluate_at(reading) {
+                    ConditionResult::False => {}
+                    result => return result,
+                }
+            }
+        }
+    }
+    ConditionResult::False
+}
+
+/// The hosts that a trusted proxy reports, which many services prefer to `Host`. Proxies often forward what the client sent.
+fn forwarded_hosts(headers: &HeaderMap) -> impl Iterator<Item = Cow<'_, str>> {
+    let lines = headers.get_all("x-forwarded-host").iter().filter_map(|line| line.to_str().ok());
+    let hosts = lines.flat_map(|line| line.split(',')).map(str::trim);
+    hosts.filter_map(normalize_host).take(MOST_HOSTS)
 }
 
 /// The cost of a request for `custom`. An invalid cost header costs the whole limit. `None` if the cost depends on a body

@@ -26,11 +26,17 @@ impl Matcher {
                 return Err(HeaderError::InvalidToken(source.header().clone()));
             }
         }
+        let identities = &self.plan.identities;
+        if let Some(name) =
+            directory.and_then(|directory| identities.header_with_several_keys(headers, directory))
+        {
+            return Err(HeaderError::SeveralKeys(name.clone()));
+        }
         if is_checked
             && clients.tiers.file.is_some()
-            && let Some((name, key)) = self.plan.identities.sent_key(headers)
+            && let Some((name, key)) = identities.sent_key(headers)
         {
-            let is_listed = directory.is_some_and(|directory| directory.get(key).is_some());
+            let is_listed = directory.is_some_and(|directory| identities.has_listed_key(headers, directory));
             if !is_listed && !self.exempt_keys.contains(key) {
                 return Err(HeaderError::UnknownKey(name.clone()));
             }

@@ -3,7 +3,7 @@
 use tidegate_core::{Cost, Timestamp};
 
 use crate::facts::Facts;
-use crate::identity::{ClientKind, Identity, OutdatedNames};
+use crate::identity::{ClientKind, Identity, NotLockedOut};
 use crate::matcher::Matcher;
 use crate::matcher::condition::{self, ConditionResult};
 use crate::matcher::matched::{
@@ -28,7 +28,7 @@ impl Matcher {
         let identity = self.plan.identities.identify(facts, directory, now);
         // A ban overrides an exemption, so that an operator can block every client.
         if !self.bans.is_empty()
-            && let Some(network) = self.bans.find(identity.address())
+            && let Some(network) = self.bans.find_banned(identity.address())
         {
             return Admission::Banned { by: BanSource::Policy(network) };
         }
@@ -72,8 +72,9 @@ impl Matcher {
         for &index in concurrency_rules {
             evaluator.apply_concurrency(self, index as usize, tier_name);
         }
-        let outdated = if self.has_penalties { identity.outdated() } else { OutdatedNames::default() };
-        Admission::Checked(MatchedRequest::new(&self.plan, scratch, checks, client, outdated))
+        let not_locked_out =
+            if self.has_penalties { identity.not_locked_out() } else { NotLockedOut::default() };
+        Admission::Checked(MatchedRequest::new(&self.plan, scratch, checks, client, not_locked_out))
     }
 
     /// The check of the rule `name` for a client that the caller has identified; `None` if there is no such rule. `client`
@@ -100,7 +101,7 @@ impl Matcher {
             condition_failed: false,
             cost_is_unknown: false,
         });
-        Some(MatchedRequest::new(&self.plan, scratch, 1, client, OutdatedNames::default()))
+        Some(MatchedRequest::new(&self.plan, scratch, 1, client, NotLockedOut::default()))
     }
 
     /// Which clients the rule `name` counts together; `None` if there is no such rule.
@@ -179,6 +180,9 @@ impl Evaluator<'_, '_> {
         if limits.tenant.is_some() {
             let tenant = self.identity_or_client(ClientKind::Tenant);
             self.apply(RuleRef::Tenant, tenant, Cost::ONE);
+            if let Some(other) = self.other_tenant(&[ClientKind::Tenant]) {
+                self.apply(RuleRef::Tenant, other, Cost::ONE);
+            }
         }
         match tier {
             Some((at, tier)) if tier.rule.is_some() => self.apply(RuleRef::Tier(at), client, Cost::ONE),
@@ -234,6 +238,9 @@ impl Evaluator<'_, '_> {
             CounterScope::Per(kinds) => {
                 let client = self.combination(kinds);
                 self.apply(rule_ref, client, cost);
+                if let Some(other) = self.other_tenant(kinds) {
+                    self.apply(rule_ref, other, cost);
+                }
             }
             CounterScope::PerEach(kinds) => {
                 for kind in kinds {
@@ -243,6 +250,11 @@ impl Evaluator<'_, '_> {
                     if is_new {
                         self.apply(rule_ref, client, cost);
                     }
+                }
+                if kinds.contains(&ClientKind::Tenant)
+                    && let Some(other) = self.other_tenant(&[ClientKind::Tenant])
+                {
+                    self.apply(rule_ref, other, cost);
                 }
             }
         }
@@ -284,6 +296,25 @@ impl Evaluator<'_, '_> {
             }
         }
         range(start, self.bytes.len())
+    }
+
+    /// The key that combines all `kinds` with the tenant that the request names, if that of its API key is another one: an API key
+    /// of one tenant leads not around the limits of the other.
+    fn other_tenant(&mut self, kinds: &[ClientKind]) -> Option<ByteRange> {
+        if !kinds.contains(&ClientKind::Tenant) || self.identity.other_tenant().is_none() {
+            return None;
+        }
+        let start = self.bytes.len();
+        for kind in kinds {
+            let is_found = match kind {
+                ClientKind::Tenant => self.identity.append_other_tenant(self.bytes),
+                other => self.identity.append(*other, self.bytes),
+            };
+            if !is_found {
+                self.identity.append(self.kind, self.bytes);
+            }
+        }
+        Some(range(start, self.bytes.len()))
     }
 
     /// The range of the identity of this kind in `bytes`, if the request has one.

@@ -26,7 +26,7 @@ impl Matcher {
     ) -> Option<Exclusion<'k>> {
         let RuntimeData { directory, bans } = runtime.into();
         if !self.bans.is_empty()
-            && let Some(network) = client.addresses().find_map(|address| self.bans.find(address))
+            && let Some(network) = client.addresses().find_map(|address| self.bans.find_banned(address))
         {
             return Some(Exclusion::Banned(BanSource::Policy(network)));
         }

@@ -10,7 +10,7 @@ use tidegate_core::{
 
 use crate::bans::{Ban, Bans};
 use crate::directory::Directory;
-use crate::identity::OutdatedNames;
+use crate::identity::NotLockedOut;
 use crate::matcher::condition;
 use crate::path::Readings;
 use crate::plan::{Charge, ConcurrencyRule, CounterScope, Plan, Rule, RuleCost, StatusSet};
@@ -200,7 +200,7 @@ impl<'a> AppliedRules<'a> {
 pub struct MatchedRequest<'a> {
     checks: SmallVec<[Check<'a>; INLINE]>,
     rules: AppliedRules<'a>,
-    outdated: OutdatedNames,
+    not_locked_out: NotLockedOut,
 }
 
 impl<'a> MatchedRequest<'a> {
@@ -209,10 +209,10 @@ impl<'a> MatchedRequest<'a> {
         scratch: &'a Scratch,
         checks: usize,
         client: ByteRange,
-        outdated: OutdatedNames,
+        not_locked_out: NotLockedOut,
     ) -> Self {
         let rules = AppliedRules::new(plan, scratch, checks, client);
-        Self { checks: rules.checks().collect(), rules, outdated }
+        Self { checks: rules.checks().collect(), rules, not_locked_out }
     }
 
     /// The checks, to be decided together.
@@ -222,19 +222,19 @@ impl<'a> MatchedRequest<'a> {
 
     /// The penalty for violations of check number `index`; `None` if a lock-out could affect other clients.
     pub fn penalty(&self, index: usize) -> Option<&'a Penalty> {
-        self.penalty_without(index, OutdatedNames::default())
+        self.penalty_without(index, NotLockedOut::default())
     }
 
     /// The same for a violation by this request: a token that is not valid now causes no penalty, as somebody else may have
     /// found it.
     pub fn caused_penalty(&self, index: usize) -> Option<&'a Penalty> {
-        self.penalty_without(index, self.outdated)
+        self.penalty_without(index, self.not_locked_out)
     }
 
-    fn penalty_without(&self, index: usize, outdated: OutdatedNames) -> Option<&'a Penalty> {
+    fn penalty_without(&self, index: usize, not_locked_out: NotLockedOut) -> Option<&'a Penalty> {
         let penalty = self.rules.rule(index)?.penalty.as_ref()?;
         let key = self.checks.get(index)?.key;
-        self.rules.plan.clients.may_lock_out_counter(key.client, outdated).then_some(penalty)
+        self.rules.plan.clients.may_lock_out_counter(key.client, not_locked_out).then_some(penalty)
     }
 
     /// The rules that apply. They can outlive this value.

@@ -103,8 +103,9 @@ impl Matcher {
         let has_penalties = limits.iter().any(|rule| rule.penalty.is_some());
         let has_shared_permits = limits.concurrent.iter().any(ConcurrencyRule::has_shared_permits);
         let header_rules = HeaderRules::new(&plan);
-        let checks_credentials =
-            plan.clients.on_invalid != OnInvalid::Forward || plan.identities.token_sources().next().is_some();
+        let checks_credentials = plan.clients.on_invalid != OnInvalid::Forward
+            || plan.identities.token_sources().next().is_some()
+            || plan.identities.has_key_in_authorization();
         let rules_by_name =
             RuleRef::all(&plan).map(|(rule, rule_ref)| (rule.name.as_str().into(), rule_ref)).collect();
         Self {

@@ -81,10 +81,21 @@ impl PathTable {
             // A plan has no duplicate endpoints, folded or not.
             let _ = table.endpoints.insert(&transform(&endpoint.pattern), at);
         }
+        // After the others, so that a pattern for the rest of a path has precedence.
+        for (at, endpoint) in limits.endpoints.iter().enumerate() {
+            if let Some(pattern) = endpoint.pattern.behind_script() {
+                let _ = table.endpoints.insert(&transform(&pattern), at);
+            }
+        }
         // Concurrency rules are numbered after the rate rules.
         let concurrent = limits.concurrent.iter().map(|rule| &rule.matches);
         for (at, matches) in (0..).zip(limits.rules.iter().map(|custom| &custom.matches).chain(concurrent)) {
-            matches.paths.iter().for_each(|path| table.rules.insert(&transform(path), at));
+            for path in &matches.paths {
+                table.rules.insert(&transform(path), at);
+                if let Some(pattern) = path.behind_script() {
+                    table.rules.insert(&transform(&pattern), at);
+                }
+            }
         }
         table
     }

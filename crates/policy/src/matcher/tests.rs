@@ -86,6 +86,44 @@ fn rule_for_get_applies_to_head() {
 }
 
 #[test]
+fn condition_on_the_host_applies_to_the_host_that_a_proxy_reports() {
+    let matcher = matcher(
+        "
+rate_limits:
+  rules: [{ name: admin, match: { when: 'request.host == \"admin.example.org\" && request.path == \"/a\"' }, requests: 1, window: 1 }]
+",
+    );
+    let count = |reported: &str| checks(&matcher, "GET /A", &[("x-forwarded-host", reported)]).len();
+    for reported in
+        ["admin.example.org", "Admin.example.org.:443", "a, admin.example.org", "a@b, admin.example.org"]
+    {
+        assert_eq!(count(reported), 1, "{reported}");
+    }
+    assert_eq!(count("other.example.org"), 0);
+}
+
+#[test]
+fn condition_on_the_method_get_applies_to_head() {
+    let matcher = matcher(
+        "
+rate_limits:
+  rules:
+    - { name: get, match: { when: 'request.method == \"GET\"' }, requests: 1, window: 1 }
+    - { name: path, match: { when: 'request.method == \"GET\" && request.path == \"/a\"' }, requests: 1, window: 1 }
+    - { name: other, match: { when: 'request.method != \"GET\"' }, requests: 1, window: 1 }
+",
+    );
+    for (request, expected) in [("GET /a", "get path"), ("HEAD /A;x", "get path other"), ("POST /a", "other")]
+    {
+        let found: Vec<_> = checks(&matcher, request, &[])
+            .iter()
+            .filter_map(|check| check.split(' ').next().map(str::to_owned))
+            .collect();
+        assert_eq!(found.join(" "), expected, "{request}");
+    }
+}
+
+#[test]
 fn checks_are_in_the_documented_order() {
     let matcher = matcher(ORDER);
     assert_eq!(

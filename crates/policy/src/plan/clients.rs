@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use ipnet::IpNet;
 
-use crate::identity::{ClientKind, OutdatedNames, Verifier, parts};
+use crate::identity::{ClientKind, NotLockedOut, Verifier, parts};
 
 /// How clients are identified. Header names are lower case.
 #[derive(Clone, Debug)]
@@ -53,9 +53,9 @@ impl Clients {
     }
 
     /// Whether a penalty may lock out the counter `key`. In a combination, one such identity is enough: the lock-out
-    /// applies to no other client. Identities that are `outdated` do not count.
-    pub(crate) fn may_lock_out_counter(&self, key: &[u8], outdated: OutdatedNames) -> bool {
-        parts(key).any(|(kind, _)| self.may_lock_out(kind) && !outdated.contains(kind))
+    /// applies to no other client. Identities that are `excluded` do not count.
+    pub(crate) fn may_lock_out_counter(&self, key: &[u8], excluded: NotLockedOut) -> bool {
+        parts(key).any(|(kind, _)| self.may_lock_out(kind) && !excluded.contains(kind))
     }
 
     /// Whether a client can have a new identity of this kind with each request. `verify: none` for API keys has a warning of

@@ -66,6 +66,19 @@ fn cookie_with_several_readings_is_rejected_by_name() {
 }
 
 #[test]
+fn connection_that_lists_a_header_of_a_rule_is_rejected() {
+    for name in ["x_match", "X_Cost", "x_when"] {
+        let line = format!("close, {name}");
+        let error = rules().check_connection(&map(&[("connection", &line)])).unwrap_err();
+        assert_eq!(error, HeaderError::NamedInConnection(name.parse().unwrap()));
+    }
+    let policy = "rate_limits: { rules: [{ name: a, match: { header: { Upgrade: websocket } }, requests: 1, window: 1 }] }";
+    let compiled = compile("policy.yaml", policy.as_bytes(), &crate::NoFiles).unwrap();
+    let upgrade = map(&[("connection", "keep-alive, Upgrade"), ("upgrade", "websocket")]);
+    assert_eq!(HeaderRules::new(&compiled.plan).check_connection(&upgrade), Ok(()));
+}
+
+#[test]
 fn connection_that_lists_identity_or_forwarding_header_is_rejected() {
     for name in
         ["X_Key", "x-user", "X-TOKEN", "cookie", "User-Agent", "forwarded", "X-Forwarded-Proto", "x-real-ip"]
@@ -90,6 +103,7 @@ fn apply_removes_headers_that_the_peer_may_not_send() {
         ("x_cost", "1"),
         ("x_when", "a"),
         ("x_other", "a"),
+        ("x.user", "ann"),
         ("x-key", "k"),
         ("x-user", "ann"),
         ("accept", "*/*"),
@@ -100,25 +114,35 @@ fn apply_removes_headers_that_the_peer_may_not_send() {
         let gone = sent.iter().map(|(name, _)| *name).filter(|name| !headers.contains_key(*name));
         gone.collect::<Vec<_>>()
     };
-    assert_eq!(removed(false, UnderscoreHeaders::Drop), ["x_other", "x-key", "x-user"]);
+    assert_eq!(removed(false, UnderscoreHeaders::Drop), ["x_other", "x.user", "x-key", "x-user"]);
     assert_eq!(removed(false, UnderscoreHeaders::Keep), ["x-user"]);
-    assert_eq!(removed(true, UnderscoreHeaders::Drop), ["x_other", "x-key"]);
+    assert_eq!(removed(true, UnderscoreHeaders::Drop), ["x_other", "x.user", "x-key"]);
     assert_eq!(removed(true, UnderscoreHeaders::Keep), [""; 0]);
     assert!(rules().apply(&mut map(&[("x_key", "a,b")]), true, UnderscoreHeaders::Keep).is_err());
 }
 
 #[test]
 fn check_spelling_header_that_servers_confuse_with_one_in_use_is_rejected() {
-    for (sent, used) in
-        [("x_user", "x-user"), ("x_token", "x-token"), ("user_agent", "user-agent"), ("x-key", "x_key")]
-    {
+    for (sent, used) in [
+        ("x_user", "x-user"),
+        ("x.user", "x-user"),
+        ("x_token", "x-token"),
+        ("user_agent", "user-agent"),
+        ("x-key", "x_key"),
+        ("x.key", "x_key"),
+    ] {
         let headers = map(&[("accept", "*/*"), (used, "a"), (sent, "a")]);
         let (sent, used) = (HeaderName::from_static(sent), HeaderName::from_static(used));
-        assert_eq!(rules().check_spelling(&headers), Err(HeaderError::OtherSpelling { sent, used }));
+        assert_eq!(
+            rules().check_spelling(&headers, UnderscoreHeaders::Drop),
+            Err(HeaderError::OtherSpelling { sent, used })
+        );
+        assert_eq!(rules().check_spelling(&headers, UnderscoreHeaders::Keep), Ok(()));
     }
     let in_use =
-        ["x_key", "x-user", "x_match", "x_cost", "x_when", "x_other", "x-other", "x__key", "session"];
+        ["x_key", "x-user", "x_match", "x_cost", "x_when", "x_other", "x-other", "x.other", "x__key", "session"];
     for name in in_use {
-        assert_eq!(rules().check_spelling(&map(&[(name, "a")])), Ok(()), "{name}");
+        let headers = map(&[(name, "a")]);
+        assert_eq!(rules().check_spelling(&headers, UnderscoreHeaders::Drop), Ok(()), "{name}");
     }
 }

@@ -169,3 +169,210 @@ fn tokens_of_two_users_are_rejected_in_every_mode() {
         assert_eq!(error.challenge(), None);
     }
 }
+
+/// A token with these bytes as its header and its claims.
+fn raw_token(header: &[u8], claims: &[u8]) -> String {
+    use jsonwebtoken::{Algorithm, crypto};
+    let encoded = |bytes: &[u8]| {
+        let value = bytes.chunks(3).flat_map(|chunk| {
+            let bits = chunk.iter().fold(0_usize, |bits, byte| bits << 8 | usize::from(*byte))
+                << (8 * (3 - chunk.len()));
+            (0..=chunk.len()).map(move |digit| bits >> (18 - 6 * digit) & 63)
+        });
+        let alphabet = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_";
+        value.map(|sextet| char::from(alphabet[sextet])).collect::<String>()
+    };
+    let message = format!("{}.{}", encoded(header), encoded(claims));
+    let signature =
+        crypto::sign(message.as_bytes(), &EncodingKey::from_secret(SECRET), Algorithm::HS256).unwrap();
+    format!("{message}.{signature}")
+}
+
+/// Claims that strict parsers reject and services accept.
+fn lenient_claims() -> Vec<Vec<u8>> {
+    let nested = ["[".repeat(200), "]".repeat(200)].concat();
+    let long = "a".repeat(20_000);
+    let claims = [
+        br#"{"sub":"alice","exp":1800000600,"name":"\ud800"}"#.to_vec(),
+        br#"{"m":1e999,"sub":"alice","exp":1800000600}"#.to_vec(),
+        br#"{"m":NaN,"sub":"alice","exp":1800000600}"#.to_vec(),
+        b"{\"m\":\"\xff\",\"sub\":\"alice\",\"exp\":1800000600}".to_vec(),
+        b"\xef\xbb\xbf{\"sub\":\"alice\",\"exp\":1800000600}".to_vec(),
+        format!(r#"{{"m":{nested},"sub":"alice","exp":1800000600}}"#).into_bytes(),
+        format!(r#"{{"m":"{long}","sub":"alice","exp":1800000600}}"#).into_bytes(),
+    ];
+    claims.to_vec()
+}
+
+#[test]
+fn token_that_only_lenient_services_read_counts_its_user() {
+    let claims = lenient_claims().into_iter().map(|claims| (br#"{"alg":"HS256"}"#.to_vec(), claims));
+    let headers = [
+        &br#"{"alg":"HS256","typ":1}"#[..],
+        br#"{"alg":"HS256","kid":1}"#,
+        br#"{"alg":"HS256","x5c":"a"}"#,
+        br#"{"alg":"HS256","typ":"a","typ":"a"}"#,
+        br#"{"alg":"none","alg":"HS256"}"#,
+        br#"{"alg":"HS256","a":"\ud800"}"#,
+    ];
+    let plain = br#"{"sub":"alice","exp":1800000600}"#.to_vec();
+    let headers = headers.map(|header| (header.to_vec(), plain.clone()));
+    for (header, claims) in claims.chain(headers) {
+        let value = format!("Bearer {}", raw_token(&header, &claims));
+        let counted = counters(&value, None).unwrap();
+        let shown = claims.get(..60.min(claims.len())).unwrap().escape_ascii();
+        assert_eq!(counted[0], ("user:alice".to_owned(), true, true), "{} {shown}", header.escape_ascii());
+        let other = token(&json!({ "sub": "bob", "exp": 1_800_000_600 }));
+        let both = format!("{value} {other}");
+        let error = applied("reject", &[("authorization", &both)]).unwrap_err();
+        assert_eq!(error, HeaderError::DifferentTokens(http::header::AUTHORIZATION), "{shown}");
+    }
+}
+
+#[test]
+fn token_in_basic_credentials_or_around_a_scheme_counts_its_user() {
+    let valid = valid();
+    let (start, end) = valid.split_at(30);
+    let credentials = |text: &str| raw_token(text.as_bytes(), b"").split('.').next().unwrap().to_owned();
+    let values = [
+        format!("Basic {}", credentials(&format!("{valid}:"))),
+        format!("basic {}==", credentials(&format!("x:{valid}"))),
+        format!("Bearer {start}Token {end}"),
+        format!("{start}JWT {end}"),
+    ];
+    for value in values {
+        assert_eq!(counters(&value, None).unwrap()[0].0, "user:alice", "{value}");
+    }
+}
+
+#[test]
+fn token_in_a_cookie_counts_its_user_in_every_spelling_that_services_decode() {
+    let files = BTreeMap::from([("jwt.secret".to_owned(), SECRET.to_vec())]);
+    let policy =
+        b"clients: { identify_by: [user, ip], user: { jwt: { header: Cookie, secret_file: jwt.secret } }, \
+        on_invalid: forward }\nrate_limits: { default: { requests: 5, window: 1m } }";
+    let active = ActivePolicy::new(crate::compile("policy.yaml", policy, &files).unwrap().plan);
+    for (dot, first) in [(".", "e"), ("%2E", "e"), ("%2e", "%65"), ("\\056", "e"), ("%252E", "e")] {
+        let token = valid().replace('.', dot);
+        let value = format!("a=b; session=\"{first}{}\"", &token[1..]);
+        let headers = headers(&[("cookie", &value)]);
+        let facts =
+            Facts { method: "GET", host: "", path: "/", headers: &headers, peer: [192, 0, 2, 1].into() };
+        let identity = active.matcher.plan().identities.identify(&facts, None, NOW);
+        assert_eq!(identity.user(), Some(&b"alice"[..]), "{value}");
+    }
+}
+
+/// A policy with API keys in `Authorization`, and the counter of the first limit, or the error.
+fn key_counter(value: &str, bans: Option<&Bans>) -> Result<Option<String>, HeaderError> {
+    let files = BTreeMap::from([("keys.csv".to_owned(), b"listed,free\nother,free\n".to_vec())]);
+    let policy = b"clients: { api_key: { header: Authorization }, tiers: { file: keys.csv } }\n\
+        rate_limits: { default: { requests: 9, window: 1m }, tiers: { free: { requests: 5, window: 1m } } }";
+    let active = ActivePolicy::new(crate::compile("policy.yaml", policy, &files).unwrap().plan);
+    let directory = Directory::from_csv(b"listed,free\nother,free\n", &["free"]).unwrap();
+    let mut headers = headers(&[("authorization", value)]);
+    active.matcher.apply_credentials(&mut headers, Some(&directory), || NOW)?;
+    let facts = Facts { method: "GET", host: "", path: "/", headers: &headers, peer: [192, 0, 2, 1].into() };
+    let runtime = RuntimeData { directory: Some(&directory), bans };
+    let mut scratch = Scratch::default();
+    Ok(match active.matcher.admit(&facts, runtime, NOW, &mut scratch) {
+        Admission::Checked(matched) => {
+            Some(crate::ClientName::from_key(matched.checks()[0].key.client).to_string())
+        }
+        _ => None,
+    })
+}
+
+const SPELLINGS: [&str; 15] = [
+    "listed",
+    "Bearer listed",
+    "bearer  listed",
+    "Bearer listed x",
+    "x Bearer listed",
+    "Bearer Bearer listed",
+    "1234567listed",
+    "Bearer:listed",
+    "BearerXlisted",
+    "Token token=listed",
+    "Token token=\"listed\"",
+    "Bearer \"listed\"",
+    "lisBearer ted",
+    "Basic bGlzdGVkOg==",
+    "Basic eDpsaXN0ZWQ=",
+];
+
+#[test]
+fn api_key_in_authorization_counts_in_every_spelling() {
+    let counted = key_counter("listed", None);
+    assert!(counted.as_ref().unwrap().as_ref().unwrap().starts_with("api_key:"));
+    for value in SPELLINGS {
+        assert_eq!(key_counter(value, None), counted, "{value}");
+    }
+    for value in ["Bearer unlisted-key", "Basic dTpw", "Digest a, b"] {
+        assert_eq!(key_counter(value, None), Ok(Some("ip:192.0.2.1".to_owned())), "{value}");
+    }
+    for value in ["Bearer listed other", "other listed", "Basic bGlzdGVkOm90aGVy"] {
+        let error = Err(HeaderError::SeveralKeys(http::header::AUTHORIZATION));
+        assert_eq!(key_counter(value, None), error, "{value}");
+    }
+}
+
+#[test]
+fn banned_api_key_is_banned_in_every_spelling_in_authorization() {
+    for key in ["listed", "unlisted-key"] {
+        let subject = Subject::parse(&format!("api_key:{key}"), 64).unwrap();
+        let bans = Bans::new([Ban { subject, reason: String::new(), since: Timestamp::ZERO, until: None }]);
+        for value in SPELLINGS.iter().filter(|value| value.contains("listed") && !value.contains("Basic")) {
+            let value = value.replace("listed", key);
+            assert_eq!(key_counter(&value, Some(&bans)), Ok(None), "{value}");
+        }
+        assert!(key_counter("Bearer other", Some(&bans)).unwrap().is_some());
+    }
+}
+
+#[test]
+fn tenant_of_the_token_counts_beside_that_of_the_api_key() {
+    let files = BTreeMap::from([("jwt.secret".to_owned(), SECRET.to_vec())]);
+    let policy = b"clients: { tenant: { jwt: { claim: org, secret_file: jwt.secret } }, tiers: { file: keys.csv }, on_invalid: forward }
+rate_limits:
+  tenant: { requests: 5, window: 1m, penalty: { after: 1, for: 1m } }
+  tiers: { free: unlimited }
+  rules:
+    - { name: one, per: tenant, requests: 5, window: 1m }
+    - { name: both, per: [ip, tenant], requests: 5, window: 1m }
+    - { name: each, per_each: [ip, tenant], requests: 5, window: 1m }
+    - { name: none, per: ip, requests: 5, window: 1m }
+";
+    let files = files
+        .into_iter()
+        .chain([("keys.csv".to_owned(), b"k1,free,acme\n".to_vec())])
+        .collect::<BTreeMap<_, _>>();
+    let active = ActivePolicy::new(crate::compile("policy.yaml", policy, &files).unwrap().plan);
+    let directory = Directory::from_csv(b"k1,free,acme\n", &["free"]).unwrap();
+    let counted = |org: &str, expires: u64| {
+        let token = token(&json!({ "org": org, "exp": expires }));
+        let headers = headers(&[("authorization", &token), ("x-api-key", "k1")]);
+        let facts =
+            Facts { method: "GET", host: "", path: "/", headers: &headers, peer: [192, 0, 2, 1].into() };
+        let mut scratch = Scratch::default();
+        match active.matcher.admit(&facts, Some(&directory), NOW, &mut scratch) {
+            Admission::Checked(matched) => {
+                let keys = matched
+                    .checks()
+                    .iter()
+                    .map(|check| crate::ClientName::from_key(check.key.client).to_string());
+                (keys.collect::<Vec<_>>().join(" "), matched.caused_penalty(0).is_some())
+            }
+            other => panic!("{other:?}"),
+        }
+    };
+    let (valid, address) = (1_800_000_600, "ip:192.0.2.1");
+    let one = format!("tenant:acme tenant:acme {address}+tenant:acme {address} tenant:acme {address}");
+    assert_eq!(counted("acme", valid), (one, true));
+    let both = format!(
+        "tenant:acme tenant:umbrella tenant:acme tenant:umbrella {address}+tenant:acme {address}+tenant:umbrella \
+         {address} tenant:acme tenant:umbrella {address}"
+    );
+    assert_eq!(counted("umbrella", valid), (both.clone(), true));
+    assert_eq!(counted("umbrella", 7), (both, false), "the token may have been found");
+}

@@ -30,6 +30,27 @@ rate_limits:
 ";
 
 #[test]
+fn path_behind_a_script_matches_the_limits_of_the_script() {
+    let matcher = matcher(
+        "
+rate_limits:
+  rules: [{ name: rule, match: { path: '/wp/Login.php' }, requests: 3, window: 1 }]
+  endpoints:
+    /wp/login.php: { requests: 1, window: 1 }
+    /other.php: { requests: 1, window: 1 }
+    /other.php/**: { requests: 2, window: 1 }
+    /page.html: { requests: 1, window: 1 }
+",
+    );
+    for path in ["/wp/login.php", "/wp/login.php/", "/wp/login.php/x", "/WP/login.PHP/x;y/z"] {
+        assert_eq!(rules(&matcher, path), ["rule", "endpoint:/wp/login.php"], "{path}");
+    }
+    assert_eq!(rules(&matcher, "/other.php"), ["endpoint:/other.php"]);
+    assert_eq!(rules(&matcher, "/other.php/x"), ["endpoint:/other.php/**"]);
+    assert!(rules(&matcher, "/page.html/x").is_empty() && rules(&matcher, "/wp/login.phpx").is_empty());
+}
+
+#[test]
 fn path_in_another_case_matches_each_limit_once() {
     let matcher = matcher(POLICY);
     for (path, expected) in [

@@ -96,6 +96,25 @@ fn authorize_no_spelling_of_a_path_avoids_a_limit() {
 }
 
 #[test]
+fn authorize_header_that_servers_confuse_with_an_identity_header_is_rejected() {
+    let (drops, keeps) = (
+        TestService::start(POLICY),
+        TestService::start(&format!("http: {{ underscore_headers: keep }}{POLICY}")),
+    );
+    for name in ["X_Api_Key", "x_api-key", "X.Api.Key"] {
+        for statements in [nginx("GET", "/", "192.0.2.7"), caddy("GET", "/", "192.0.2.7")] {
+            let headers = format!("{statements}{name}: k\r\n");
+            let rejected = drops.authorize(&headers);
+            assert_eq!(rejected.status, 400, "{name}");
+            assert!(rejected.text().contains(&name.to_lowercase()), "{rejected:?}");
+            assert_eq!(keeps.authorize(&headers).status, 200, "{name}");
+        }
+    }
+    let other = format!("{}X_Other: a\r\nX.Other: b\r\n", nginx("GET", "/", "192.0.2.7"));
+    assert_eq!(drops.authorize(&other).status, 200, "it identifies nobody");
+}
+
+#[test]
 fn authorize_ambiguous_statement_is_rejected() {
     let service = TestService::start(POLICY);
     let base = [nginx("GET", "/", "192.0.2.7"), caddy("GET", "/", "192.0.2.7")];
