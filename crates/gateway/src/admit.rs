@@ -92,8 +92,7 @@ impl<S: Store + 'static> Exchange<'_, S> {
         request: &ForwardedRequest,
         bounds: &TimeBounds<'_>,
     ) -> Result<(), ServeError> {
-        let Some(slots) = &upstream.resilience.connections else { return Ok(()) };
-        let may_wait = slots.in_use() >= slots.config().concurrent;
+        let may_wait = upstream.resilience.may_wait_for_connection();
         let reserving = self.worker.transport.reserve_slot(upstream, selected.server, request);
         selected.slot = match tokio::time::timeout(bounds.left(), reserving).await {
             Ok(reserved) => reserved.map_err(|NoConnectionSlot| ServeError::BulkheadFull)?,

@@ -80,6 +80,8 @@ struct FinishedAttempt<'a> {
     end: CallEnd,
     /// What the end says about the server.
     outcome: CallOutcome,
+    /// When it ended; `None` if nothing has measured it.
+    ended: Option<Timestamp>,
 }
 
 /// The response to an attempt, and its connection.
@@ -278,7 +280,7 @@ impl<'e, S: Store + 'static> Exchange<'e, S> {
             }
             Err(failure) => (failure.result, failure.end),
         };
-        record.finish_attempt(trial, &server.addr, result);
+        let ended = record.finish_attempt(trial, &server.addr, result);
         if let Some((shed, started)) = shed
             && !upload.has_awaited_client()
         {
@@ -294,7 +296,7 @@ impl<'e, S: Store + 'static> Exchange<'e, S> {
         let outcome = outcome_of(end, is_at_fault);
         // The result counts, but the server could not respond before it had the body.
         let breaker = breaker.into_inner().map(|breaker| breaker.timed(!upload.has_awaited_client()));
-        self.record_outcome(context, FinishedAttempt { index, tried, breaker, end, outcome });
+        self.record_outcome(context, FinishedAttempt { index, tried, breaker, end, outcome, ended });
         sent
     }
 
@@ -302,7 +304,7 @@ impl<'e, S: Store + 'static> Exchange<'e, S> {
     fn record_outcome(
         &self,
         AttemptContext { upstream, caller, .. }: &AttemptContext<'_>,
-        FinishedAttempt { index, tried, breaker, end, outcome }: FinishedAttempt<'_>,
+        FinishedAttempt { index, tried, breaker, end, outcome, ended }: FinishedAttempt<'_>,
     ) {
         let worker = self.worker;
         let Some(server) = upstream.servers.get(index) else { return };
@@ -321,6 +323,9 @@ impl<'e, S: Store + 'static> Exchange<'e, S> {
                 worker.log_breaker(upstream, server, change);
             }
         }
+        // A server that takes long works now, not when the request began.
+        let at = ended.filter(|_| outcome == CallOutcome::Success).unwrap_or(caller.at);
+        let evidence = Evidence { at, ..evidence };
         if let Some(span) = upstream.record_outcome(index, once(has_failed_here), evidence) {
             worker.log_ejection(upstream, server, span);
         }

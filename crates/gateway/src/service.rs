@@ -97,7 +97,7 @@ impl<'e, S: Store + 'static> Exchange<'e, S> {
     async fn run(&mut self, request: &mut ReceivedRequest) -> Result<Response<ResponseBody>, ServeError> {
         let snapshot = self.snapshot;
         let parts = &mut request.parts;
-        self.flags = validate::check_framing(parts, self.flags, self.worker.limits.body_bytes)?;
+        self.flags = validate::check_framing(parts, self.flags, &self.worker.limits)?;
         // Routing and matching use the normalized host and path; the normalized path is forwarded.
         let host = validate::request_host(parts)?;
         let host =

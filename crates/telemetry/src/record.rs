@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use tidegate_core::{RuleId, Timestamp};
+use tidegate_core::{RuleId, TimeSpan, Timestamp};
 use tidegate_store::{Clock, ClockReading};
 
 use crate::command::CommandLog;
@@ -240,13 +240,20 @@ impl<'t> RequestRecord<'t> {
         Attempt { recorder: self.recorder, upstream, start }
     }
 
-    /// Records the result of an attempt at `server`.
-    pub fn finish_attempt(&mut self, mut attempt: Attempt<'_>, server: &str, result: AttemptResult) {
-        let (start, nanos) = attempt.finish(result).unwrap_or_default();
+    /// Records the result of an attempt at `server`. Returns when it ended; `None` if telemetry is off.
+    pub fn finish_attempt(
+        &mut self,
+        mut attempt: Attempt<'_>,
+        server: &str,
+        result: AttemptResult,
+    ) -> Option<Timestamp> {
+        let finished = attempt.finish(result);
+        let (start, nanos) = finished.unwrap_or_default();
         if let Some(access) = &mut self.access {
             let (upstream, server) = (attempt.upstream.name().to_owned(), server.to_owned());
             access.add_attempt(AttemptEntry { upstream, server, result, start, nanos });
         }
+        finished.map(|(start, nanos)| start + TimeSpan::from_micros(nanos / 1_000))
     }
 
     /// Sets why the request was not served: an error code, and `Retry-After` in seconds.

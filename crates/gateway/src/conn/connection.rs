@@ -58,6 +58,13 @@ const STREAM_WINDOW: u32 = 128 << 10;
 /// How much of a response is buffered for an HTTP/2 client that does not read it.
 const SEND_BUFFER: usize = 32 << 10;
 
+/// Streams that a client may reset before they are accepted. More close its connection.
+const MAX_PENDING_RESETS: usize = 64;
+/// The same for a trusted proxy, whose clients share the connection: one of them must not close it for all. Memory bounds it.
+const MAX_PENDING_RESETS_OF_PROXY: usize = 8_192;
+/// Malformed requests that a client may send over one connection. Those of a proxy are not bounded: it reads their resets.
+const MAX_MALFORMED: usize = 256;
+
 /// hyper's settings, created once for each listening socket.
 #[derive(Clone, Debug)]
 pub(super) struct HttpBuilders {
@@ -78,13 +85,21 @@ impl HttpBuilders {
 }
 
 /// hyper's settings for one HTTP/2 connection. The executor is per connection: it records the task of each stream.
-fn http2(limits: &ResourceLimits, streams: &Rc<ResponseStreams>) -> http2::Builder<StreamExecutor> {
+fn http2(
+    limits: &ResourceLimits,
+    streams: &Rc<ResponseStreams>,
+    is_trusted: bool,
+) -> http2::Builder<StreamExecutor> {
     let mut http2 = http2::Builder::new(StreamExecutor(Rc::clone(streams)));
     http2
         .timer(TokioTimer::new())
         .max_concurrent_streams(limits.streams)
-        .max_pending_accept_reset_streams(64)
-        .max_local_error_reset_streams(256)
+        .max_pending_accept_reset_streams(if is_trusted {
+            MAX_PENDING_RESETS_OF_PROXY
+        } else {
+            MAX_PENDING_RESETS
+        })
+        .max_local_error_reset_streams((!is_trusted).then_some(MAX_MALFORMED))
         .max_header_list_size(u32::try_from(limits.head_bytes).unwrap_or(u32::MAX))
         .initial_stream_window_size(STREAM_WINDOW)
         // Uploads that stall leave room for all others: behind a proxy they belong to different clients.
@@ -147,7 +162,8 @@ async fn serve_http<S: Store + 'static>(
         if stream.ahead().starts_with(PREFACE) {
             let streams = watch.begin_http2(stream.ahead());
             stream.end_http1();
-            let http2 = http2(&worker.limits, &streams);
+            let is_trusted = worker.snapshot().plan().identities.addresses().trusts(conn_info.peer);
+            let http2 = http2(&worker.limits, &streams, is_trusted);
             let service = service(&worker, &conn_info, Some(streams));
             let mut connection = Box::pin(http2.serve_connection(TokioIo::new(stream), service));
             // An HTTP/2 connection is never parked: it may have streams that are waiting.

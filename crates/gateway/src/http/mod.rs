@@ -7,5 +7,6 @@ pub(crate) mod hop_headers;
 pub(crate) mod request_body;
 pub(crate) mod response_body;
 pub(crate) mod trace_context;
+pub(crate) mod unsent_bodies;
 pub(crate) mod upgrade;
 pub(crate) mod validate;

@@ -20,6 +20,7 @@ use tidegate_policy::UnderscoreHeaders;
 use crate::conn::{Activity, UnreadBody};
 use crate::http::hop_headers;
 use crate::http::response_body::{BodyError, StallTimer};
+use crate::http::unsent_bodies::{UnsentBodies, UnsentFrame};
 use crate::resource_limits::MinRate;
 use crate::worker::WorkerSnapshot;
 
@@ -33,12 +34,32 @@ pub(crate) struct RequestBody {
     /// What earlier attempts have read; comes first.
     replay: Bytes,
     drops_trailers: bool,
+    unsent: Option<UnsentFrame>,
 }
 
 impl RequestBody {
+    /// Counts the body in `bodies` while a frame of it waits to be sent.
+    pub(crate) fn count_unsent(&mut self, bodies: &Rc<UnsentBodies>) {
+        self.unsent = Some(UnsentFrame::new(bodies));
+    }
+
     /// Ends the body before its trailers.
     pub(crate) fn drop_trailers(&mut self) {
         self.drops_trailers = true;
+    }
+
+    fn next_frame(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
+        let Some(upload) = &self.upload else { return Poll::Ready(None) };
+        let mut upload = upload.borrow_mut();
+        if upload.generation != self.generation {
+            return Poll::Ready(Some(Err(BodyError::not_needed())));
+        }
+        if !self.replay.is_empty() {
+            return Poll::Ready(Some(Ok(Frame::data(std::mem::take(&mut self.replay)))));
+        }
+        let frame = ready!(upload.poll_frame(cx));
+        let is_dropped = self.drops_trailers && matches!(&frame, Some(Ok(frame)) if frame.is_trailers());
+        Poll::Ready(frame.filter(|_| !is_dropped))
     }
 }
 
@@ -142,18 +163,11 @@ impl Body for RequestBody {
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
-        let this = &mut *self;
-        let Some(upload) = &this.upload else { return Poll::Ready(None) };
-        let mut upload = upload.borrow_mut();
-        if upload.generation != this.generation {
-            return Poll::Ready(Some(Err(BodyError::not_needed())));
+        let frame = self.next_frame(cx);
+        if let Some(unsent) = &mut self.unsent {
+            unsent.replace(matches!(&frame, Poll::Ready(Some(Ok(frame))) if frame.is_data()));
         }
-        if !this.replay.is_empty() {
-            return Poll::Ready(Some(Ok(Frame::data(std::mem::take(&mut this.replay)))));
-        }
-        let frame = ready!(upload.poll_frame(cx));
-        let is_dropped = this.drops_trailers && matches!(&frame, Some(Ok(frame)) if frame.is_trailers());
-        Poll::Ready(frame.filter(|_| !is_dropped))
+        frame
     }
 
     fn is_end_stream(&self) -> bool {
@@ -420,6 +434,7 @@ impl UploadHandle {
                 generation: 0,
                 replay: Bytes::new(),
                 drops_trailers: false,
+                unsent: None,
             });
         };
         if self.progress() == UploadProgress::Started {
@@ -438,7 +453,8 @@ impl UploadHandle {
         }
         shared.replayed_trailers = trailers;
         let generation = shared.generation;
-        Some(RequestBody { upload: Some(Rc::clone(upload)), generation, replay, drops_trailers: false })
+        let upload = Some(Rc::clone(upload));
+        Some(RequestBody { upload, generation, replay, drops_trailers: false, unsent: None })
     }
 
     pub(crate) fn progress(&self) -> UploadProgress {

@@ -1,21 +1,26 @@
 //! Rejects or normalizes ambiguous requests: hyper accepts them, but servers may interpret them differently.
 
-use http::header::{CONTENT_LENGTH, HOST, HeaderValue};
+use http::header::{CONTENT_LENGTH, COOKIE, HOST, HeaderValue};
 use http::request::Parts;
 use http::uri::PathAndQuery;
-use http::{Uri, Version};
+use http::{HeaderMap, Uri, Version};
 use tidegate_policy::{RequestError, check_method, check_transfer_encoding, host_header, requested_host};
 
 use crate::error::ServeError;
 use crate::http::header_flags::HeaderFlags;
+use crate::resource_limits::ResourceLimits;
 
-/// Checks method, framing and host of a request. Returns the updated flags of its headers.
+/// Checks method, size, framing and host of a request. Returns the updated flags of its headers.
 pub(crate) fn check_framing(
     parts: &mut Parts,
     mut flags: HeaderFlags,
-    max_body: u64,
+    limits: &ResourceLimits,
 ) -> Result<HeaderFlags, ServeError> {
     let headers = &mut parts.headers;
+    // hyper checks this for HTTP/1 only.
+    if headers.len() > limits.headers && count_fields(headers) > limits.headers {
+        return Err(ServeError::HeadTooLarge);
+    }
     check_method(parts.method.as_str(), parts.uri.path()).map_err(bad_request)?;
     if flags.contains(HeaderFlags::TRANSFER_ENCODING) {
         check_transfer_encoding(headers).map_err(bad_request)?;
@@ -24,8 +29,13 @@ pub(crate) fn check_framing(
         && let Some(length) = headers.get(CONTENT_LENGTH)
     {
         let length = length.to_str().ok().and_then(|length| length.parse::<u64>().ok());
-        if length.ok_or(ServeError::Framing("Content-Length must be a number"))? > max_body {
+        let length = length.ok_or(ServeError::Framing("Content-Length must be a number"))?;
+        if length > limits.body_bytes {
             return Err(ServeError::TooLarge);
+        }
+        // h2 checks that all are equal. Some servers close the connection of a request that repeats its length.
+        if headers.get_all(CONTENT_LENGTH).iter().nth(1).is_some() {
+            headers.insert(CONTENT_LENGTH, HeaderValue::from(length));
         }
     }
     if let Some(authority) = parts.uri.authority() {
@@ -42,6 +52,11 @@ pub(crate) fn check_framing(
         flags |= HeaderFlags::HOST;
     }
     Ok(flags)
+}
+
+/// The number of fields. HTTP/2 clients may send each cookie in a field of its own; they are forwarded in one.
+fn count_fields(headers: &HeaderMap) -> usize {
+    headers.len() - headers.get_all(COOKIE).iter().count().saturating_sub(1)
 }
 
 /// The `Host` of a request, as it was sent. HTTP/1.0 may omit it. Returns a cheap clone, because the headers change while it

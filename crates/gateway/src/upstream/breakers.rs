@@ -1,8 +1,10 @@
 //! The circuit breakers of an upstream: one for each server, or one for all of them.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use tidegate_core::{BreakerConfig, BreakerConfigError, BreakerState, CallOutcome, TimeSpan, Timestamp};
+use tidegate_core::{
+    BreakerConfig, BreakerConfigError, BreakerState, BreakerStatus, CallOutcome, TimeSpan, Timestamp,
+};
 use tidegate_policy::{BreakerPlan, BreakerScope};
 use tidegate_store::Clock;
 use tidegate_tower::breaker::{BreakerOpen, BreakerPermit, CircuitBreaker};
@@ -34,8 +36,17 @@ pub(crate) struct UpstreamBreaker {
 #[derive(Debug, Default)]
 struct BreakerClients {
     shares: FailureShares,
-    /// The client whose probe was the latest one without success, and until when it gets no other.
-    paused: Mutex<Option<(ClientId, Timestamp)>>,
+    /// The latest probe that has not succeeded.
+    latest_probe: Mutex<Option<UnsuccessfulProbe>>,
+}
+
+/// A probe without success. Until a time its client leaves others to probe.
+#[derive(Clone, Copy, Debug)]
+struct UnsuccessfulProbe {
+    client: ClientId,
+    until: Timestamp,
+    /// It has not ended: its client leaves only the probes beyond the slots, which replace probes that hang.
+    is_in_flight: bool,
 }
 
 impl BreakerSet {
@@ -110,28 +121,56 @@ impl UpstreamBreaker {
 
     #[inline]
     fn try_acquire(&self, client: ClientId) -> Result<AttemptPermit<'_>, BreakerOpen> {
+        if self.breaker.state() != BreakerState::Closed {
+            return self.try_probe(client);
+        }
         let permit = self.breaker.try_acquire()?;
-        if permit.is_probe()
-            && let Some(retry_after) = self.pause_of(client)
-        {
-            return Err(BreakerOpen { retry_after: Some(retry_after) });
+        Ok(AttemptPermit { permit: Some(permit), breaker: self, client })
+    }
+
+    #[cold]
+    fn try_probe(&self, client: ClientId) -> Result<AttemptPermit<'_>, BreakerOpen> {
+        // Before a slot is taken: a probe that is taken and given up would delay the one that replaces a probe that hangs.
+        if let Some(left) = self.pause_of(client) {
+            return Err(BreakerOpen { retry_after: Some(left) });
+        }
+        let permit = self.breaker.try_acquire()?;
+        if permit.is_probe() {
+            // Others may probe once it has hung for the open time.
+            let until = self.clock.now() + self.breaker.breaker().config().open_for + PROBE_PAUSE;
+            *self.latest_probe() = Some(UnsuccessfulProbe { client, until, is_in_flight: true });
         }
         Ok(AttemptPermit { permit: Some(permit), breaker: self, client })
     }
 
-    /// How long `client` gets no probe.
-    #[cold]
+    /// How long `client` leaves others to probe.
     fn pause_of(&self, client: ClientId) -> Option<TimeSpan> {
-        let paused = *self.clients.paused.lock().unwrap_or_else(PoisonError::into_inner);
-        let (_, until) = paused.filter(|(paused, _)| *paused == client)?;
-        Some(until.since(self.clock.now())).filter(|left| !left.is_zero())
+        let latest = (*self.latest_probe()).filter(|latest| latest.client == client)?;
+        let BreakerStatus { state, open_for, probes, .. } = self.breaker.status();
+        let is_due = matches!(state, BreakerState::Open | BreakerState::HalfOpen) && open_for.is_zero();
+        // Others do not need a free slot, but the place of a probe that hangs.
+        let has_slot = probes < self.breaker.breaker().config().probes;
+        if !is_due || (latest.is_in_flight && has_slot) {
+            return None;
+        }
+        Some(latest.until.since(self.clock.now())).filter(|left| !left.is_zero())
     }
 
     /// A probe of `client` has not succeeded: others get the next one, unless there are none.
     #[cold]
     fn pause(&self, client: ClientId) {
         let until = self.clock.now() + self.breaker.status().open_for + PROBE_PAUSE;
-        *self.clients.paused.lock().unwrap_or_else(PoisonError::into_inner) = Some((client, until));
+        *self.latest_probe() = Some(UnsuccessfulProbe { client, until, is_in_flight: false });
+    }
+
+    /// A probe of `client` has succeeded, or was not sent: the client may probe again.
+    #[cold]
+    fn forget_probe(&self, client: ClientId) {
+        self.latest_probe().take_if(|latest| latest.client == client && latest.is_in_flight);
+    }
+
+    fn latest_probe(&self) -> MutexGuard<'_, Option<UnsuccessfulProbe>> {
+        self.clients.latest_probe.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Whether a failure of `client` counts.
@@ -201,6 +240,9 @@ impl AttemptPermit<'_> {
 
     /// Ends it before anything was sent. The client is not at fault.
     pub(crate) fn cancel(mut self) {
+        if self.is_probe() {
+            self.breaker.forget_probe(self.client);
+        }
         self.permit = None;
     }
 
@@ -243,7 +285,9 @@ impl AttemptPermit<'_> {
         // A success that is slow opens the breaker again.
         let has_opened = change == Some(BreakerState::Open);
         let has_succeeded = matches!(outcome, CallOutcome::Success | CallOutcome::ClientError) && !has_opened;
-        if !has_succeeded && !counts_fully {
+        if has_succeeded || counts_fully {
+            self.breaker.forget_probe(self.client);
+        } else {
             self.breaker.pause(self.client);
         }
         change

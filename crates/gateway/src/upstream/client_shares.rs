@@ -53,13 +53,14 @@ impl ClientId {
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Evidence {
     pub(crate) client: ClientId,
-    /// When the limits let the request pass.
+    /// When the limits let the request pass; of a success, when its response began.
     pub(crate) at: Timestamp,
     /// No client can cause this end of an attempt.
     pub(crate) counts_fully: bool,
 }
 
-/// Which clients a server has served lately. Times are those at which requests began, so that no clock is read.
+/// Which clients a server has served lately. No clock is read: the time of a success is the end that telemetry measures, or, without
+/// telemetry, the one at which the request began.
 #[derive(Debug, Default)]
 pub(super) struct RecentSuccesses {
     /// Of the current and the previous period.
@@ -79,7 +80,7 @@ fn period(at: Timestamp) -> u64 {
 }
 
 impl RecentSuccesses {
-    /// A request of `client` that began at `at` has succeeded.
+    /// A request of `client` has succeeded at `at`.
     #[inline]
     pub(super) fn record(&self, client: ClientId, at: Timestamp) {
         let number = period(at);
@@ -93,7 +94,7 @@ impl RecentSuccesses {
         }
     }
 
-    /// Whether a request of another client that began not long before `at`, or later, has succeeded.
+    /// Whether a request of another client has succeeded not long before `at`, or later.
     pub(super) fn has_other(&self, client: ClientId, at: Timestamp) -> bool {
         let number = period(at);
         self.periods.iter().any(|slot| {
@@ -160,6 +161,7 @@ pub(super) struct FailureShares {
 
 #[derive(Debug, Default)]
 struct ShareTable {
+    /// The one that failed last is the last one.
     clients: Vec<ClientFailures>,
     /// The halves of an odd threshold: one of two clients has used its half failure.
     has_half: bool,
@@ -217,10 +219,10 @@ impl FailureShares {
 impl ShareTable {
     fn count(&mut self, client: ClientId, thresholds: Thresholds, has_others: bool) -> bool {
         let Thresholds { in_a_row, window } = thresholds;
-        let index = self.find(client);
-        let Some(known) = self.clients.get_mut(index) else { return true };
-        let step = window.map_or(0, |window| window.step);
-        known.window.advance(step);
+        let step = window.map(|window| window.step);
+        self.touch(client, step);
+        let Some(known) = self.clients.last_mut() else { return true };
+        known.window.advance(step.unwrap_or_default());
         let is_within_window = !has_others || window.is_none_or(|window| known.fits(window));
         let halves = in_a_row.filter(|_| has_others).map_or(2, |most| known.halves_left(most));
         known.streak = known.streak.saturating_add(u32::from(in_a_row.is_some()));
@@ -258,20 +260,20 @@ impl ShareTable {
         counted.saturating_add(self.withheld.total()).saturating_sub(excess) < failures
     }
 
-    /// The place of a client. If there is no room, the one with the shortest streak makes it.
-    fn find(&mut self, client: ClientId) -> usize {
-        if let Some(index) = self.clients.iter().position(|known| known.client == client) {
-            return index;
+    /// Moves a client to the end of the table. If there is no room, the client with the fewest failures
+    /// makes it, of several the one that has not failed for the longest time: otherwise each failure of another client could
+    /// make the table forget the one that fails most. `step` is that of the window, if there is one.
+    fn touch(&mut self, client: ClientId, step: Option<u64>) {
+        let found = self.clients.iter().position(|known| known.client == client);
+        let found = found.map(|index| self.clients.remove(index));
+        if found.is_none() && self.clients.len() >= MAX_CLIENTS {
+            let fewest = self.clients.iter_mut().map(|known| known.remembered(step)).enumerate();
+            if let Some((index, _)) = fewest.min_by_key(|(_, failures)| *failures) {
+                self.clients.remove(index);
+            }
         }
-        let new = ClientFailures { client, streak: 0, window: StepCounts::default() };
-        if self.clients.len() < MAX_CLIENTS {
-            self.clients.push(new);
-            return self.clients.len() - 1;
-        }
-        let shortest = self.clients.iter().enumerate().min_by_key(|(_, known)| known.streak);
-        let index = shortest.map_or(0, |(index, _)| index);
-        self.clients[index] = new;
-        index
+        let known = found.unwrap_or(ClientFailures { client, streak: 0, window: StepCounts::default() });
+        self.clients.push(known);
     }
 }
 
@@ -296,6 +298,15 @@ impl StepCounts {
 }
 
 impl ClientFailures {
+    /// The failures that are lost if the client is forgotten. Without a window only the streak counts.
+    fn remembered(&mut self, step: Option<u64>) -> u64 {
+        let in_window = step.map_or(0, |step| {
+            self.window.advance(step);
+            self.window.total()
+        });
+        in_window.max(u64::from(self.streak))
+    }
+
     /// Whether one more failure is within half of the threshold.
     fn fits(&self, window: WindowThreshold) -> bool {
         self.window.total().saturating_add(1).saturating_mul(2) <= window.failures

@@ -2,6 +2,10 @@
 //!
 //! Idle connections in the pools of workers count too. A request that finds no free slot closes an idle connection to its
 //! upstream, or asks the other workers to close one, and waits.
+//!
+//! One client must not keep others from a server of HTTP/2, whose connections carry many requests, with a few requests of its
+//! own. So the connections of requests that share none use at most half of the slots, and a connection with many aborted
+//! requests is replaced only while more than half of the slots are free: it keeps its own until its last request has ended.
 
 use tidegate_tower::bulkhead::BulkheadPermit;
 use tokio::sync::watch;
@@ -25,6 +29,14 @@ impl PoolPressure {
     }
 }
 
+/// The slot of a connection.
+#[derive(Debug)]
+pub(crate) struct ConnectionSlot {
+    _slot: BulkheadPermit,
+    /// For a connection of one request.
+    _alone: Option<BulkheadPermit>,
+}
+
 /// No connection can be opened: the upstream has as many as it may have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct NoConnectionSlot;
@@ -37,24 +49,31 @@ impl Transport {
         upstream: &UpstreamGroup,
         server: &Server,
         request: &ForwardedRequest,
-    ) -> Result<Option<BulkheadPermit>, NoConnectionSlot> {
-        if self.pool.has_idle(server, ConnNeed::new(server, request)) {
+    ) -> Result<Option<ConnectionSlot>, NoConnectionSlot> {
+        let need = ConnNeed::new(server, request);
+        if self.pool.has_idle(server, need, &*upstream.clock) {
             return Ok(None);
         }
-        self.acquire_slot(upstream).await
+        self.acquire_slot(upstream, need).await
     }
 
     /// A slot for a new connection; `None` if connections are not bounded.
     pub(super) async fn acquire_slot(
         &self,
         upstream: &UpstreamGroup,
-    ) -> Result<Option<BulkheadPermit>, NoConnectionSlot> {
+        need: ConnNeed,
+    ) -> Result<Option<ConnectionSlot>, NoConnectionSlot> {
         let Some(slots) = &upstream.resilience.connections else { return Ok(None) };
+        let alone = match upstream.resilience.lone_connections.as_ref().filter(|_| need.is_alone) {
+            Some(slots) => Some(slots.acquire().await.map_err(|_| NoConnectionSlot)?),
+            None => None,
+        };
         let acquiring = slots.acquire();
         // One connection is closed for one request, here if possible.
         if slots.waiting() > 0 && !self.pool.close_idle(&upstream.servers) {
             self.pressure.request();
         }
-        acquiring.await.map(Some).map_err(|_| NoConnectionSlot)
+        let slot = acquiring.await.map_err(|_| NoConnectionSlot)?;
+        Ok(Some(ConnectionSlot { _slot: slot, _alone: alone }))
     }
 }

@@ -10,6 +10,7 @@ use foldhash::fast::RandomState;
 use super::http1_fast::PlainConn;
 use super::pooled_conn::{Conn, ConnNeed, Http1Conn, Http2Conn};
 use super::server::Server;
+use tidegate_store::Clock;
 use tidegate_tower::bulkhead::Bulkhead;
 
 /// Idle connections of one kind that a worker keeps to one server.
@@ -37,6 +38,12 @@ impl KeepSettings {
         let is_full = |slots: &Bulkhead| slots.waiting() > 0 && slots.in_use() >= slots.config().concurrent;
         self.slots.as_ref().is_some_and(is_full)
     }
+
+    /// Whether a connection may be replaced that keeps its slot until its last request has ended.
+    pub(super) fn can_replace(&self) -> bool {
+        let has_room = |slots: &Bulkhead| slots.in_use() * 2 < slots.config().concurrent;
+        self.slots.as_ref().is_none_or(has_room)
+    }
 }
 
 #[derive(Debug)]
@@ -50,6 +57,17 @@ struct ServerConns {
 }
 
 impl ServerConns {
+    /// The place of an HTTP/2 connection for a request. One with a body avoids connections on which another body waits, if
+    /// another one can be opened: it might wait as long.
+    fn find_http2(&self, need: ConnNeed, clock: &dyn Clock) -> Option<usize> {
+        if need.is_alone {
+            return None;
+        }
+        let avoids_stuck = need.has_body && self.settings.can_replace();
+        let fits = |conn: &Http2Conn| conn.has_capacity() && !(avoids_stuck && conn.has_stuck_body(clock));
+        self.http2.iter().position(|kept| fits(&kept.conn))
+    }
+
     /// Closes an idle connection, the one that was used least recently. Returns whether there was one.
     fn close_one(&mut self) -> bool {
         if !self.plain.is_empty() {
@@ -92,7 +110,7 @@ impl ConnPool {
     }
 
     /// Takes a connection for one request, the most recently used one.
-    pub(super) fn take(&self, server: &Server, need: ConnNeed) -> Option<Conn> {
+    pub(super) fn take(&self, server: &Server, need: ConnNeed, clock: &dyn Clock) -> Option<Conn> {
         let mut servers = self.servers.borrow_mut();
         let conns = servers.get_mut(&std::ptr::from_ref(server))?;
         while need.is_plain
@@ -102,8 +120,8 @@ impl ConnPool {
                 return Some(Conn::Plain(idle.conn));
             }
         }
-        if !need.is_alone
-            && let Some(kept) = conns.http2.iter_mut().find(|kept| kept.conn.has_capacity())
+        if let Some(index) = conns.find_http2(need, clock)
+            && let Some(kept) = conns.http2.get_mut(index)
         {
             kept.idle = None;
             return Some(Conn::Http2(kept.conn.clone()));
@@ -118,11 +136,11 @@ impl ConnPool {
     }
 
     /// Whether [`Self::take`] finds a connection.
-    pub(super) fn has_idle(&self, server: &Server, need: ConnNeed) -> bool {
+    pub(super) fn has_idle(&self, server: &Server, need: ConnNeed, clock: &dyn Clock) -> bool {
         let servers = self.servers.borrow();
         servers.get(&std::ptr::from_ref(server)).is_some_and(|conns| {
             (need.is_plain && conns.plain.iter().any(|idle| idle.conn.is_usable()))
-                || (!need.is_alone && conns.http2.iter().any(|kept| kept.conn.has_capacity()))
+                || conns.find_http2(need, clock).is_some()
                 || conns.http1.iter().any(|idle| idle.conn.sender.is_ready())
         })
     }

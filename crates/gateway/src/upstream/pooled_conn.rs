@@ -11,6 +11,7 @@ use http::{HeaderMap, Response, Version};
 use hyper::body::Incoming;
 use hyper::client::conn::{http1, http2};
 use hyper_util::rt::TokioIo;
+use tidegate_store::Clock;
 
 use super::abandon::{AbandonedExchange, GRACE, SocketHandoff};
 use super::forwarded_request::ForwardedRequest;
@@ -25,6 +26,7 @@ use super::transport::{SendError, Transport};
 use crate::executor::LocalExecutor;
 use crate::http::request_body::{RequestBody, UploadHandle, UploadProgress};
 use crate::http::response_body::UpstreamBody;
+use crate::http::unsent_bodies::UnsentBodies;
 
 /// Concurrent streams of one HTTP/2 connection, even if the server allows more.
 pub(super) const MAX_STREAMS: usize = 128;
@@ -42,15 +44,18 @@ pub(super) struct ConnNeed {
     pub(super) is_plain: bool,
     /// It may make an HTTP/2 server close the connection, so no other request shares it.
     pub(super) is_alone: bool,
+    /// It has a body, for which an HTTP/2 connection needs a window.
+    pub(super) has_body: bool,
 }
 
 impl ConnNeed {
     pub(super) fn new(server: &Server, request: &ForwardedRequest) -> Self {
         if server.protocol == ServerProtocol::Http1 {
-            return Self { is_plain: request.is_plain(), is_alone: false };
+            return Self { is_plain: request.is_plain(), is_alone: false, has_body: false };
         }
         let is_accepted = request.head_profile().is_none_or(|head| server.accepted_head.includes(head));
-        Self { is_plain: false, is_alone: !is_accepted }
+        let has_body = request.upload().progress() != UploadProgress::Empty;
+        Self { is_plain: false, is_alone: !is_accepted, has_body }
     }
 }
 
@@ -87,6 +92,8 @@ struct Http2State {
     is_broken: Cell<bool>,
     /// Requests that ended early.
     resets: Cell<usize>,
+    /// Bodies that wait for the server.
+    unsent_bodies: Rc<UnsentBodies>,
 }
 
 impl Http2Conn {
@@ -96,7 +103,12 @@ impl Http2Conn {
         connection: http2::Connection<TokioIo<HyperIo>, RequestBody, LocalExecutor>,
     ) -> Self {
         let max_streams = Cell::new(connection.current_max_send_streams());
-        let state = Rc::new(Http2State { max_streams, is_broken: Cell::new(false), resets: Cell::new(0) });
+        let state = Rc::new(Http2State {
+            max_streams,
+            is_broken: Cell::new(false),
+            resets: Cell::new(0),
+            unsent_bodies: Rc::default(),
+        });
         let shared = Rc::downgrade(&state);
         tokio::task::spawn_local(async move {
             let mut connection = pin!(connection);
@@ -121,6 +133,11 @@ impl Http2Conn {
     /// Whether a request can be sent now. Without capacity it would wait until others have ended.
     pub(super) fn has_capacity(&self) -> bool {
         !self.sender.is_closed() && self.streams() < self.shared.max_streams.get().min(MAX_STREAMS)
+    }
+
+    /// Whether a body waits for the server. One that the server does not read may have used up the window of the connection.
+    pub(super) fn has_stuck_body(&self, clock: &dyn Clock) -> bool {
+        self.shared.unsent_bodies.are_stuck(|| clock.now())
     }
 
     pub(super) fn is_same(&self, other: &Self) -> bool {
@@ -279,6 +296,7 @@ impl PooledConn {
         if !profile.is_some_and(|profile| profile.announces_trailers) {
             body.drop_trailers();
         }
+        body.count_unsent(&http2.shared.unsent_bodies);
         let mut error = match http2.sender.try_send_request(head.map(|()| body)).await {
             Ok(response) => {
                 request.mark_sent();
@@ -356,11 +374,13 @@ impl PooledConn {
         self.take_permits();
     }
 
-    /// The request ends early, which resets its stream. After too many of these, new requests use another connection.
+    /// The request ends early, which resets its stream. After too many of these, new requests use another connection, if
+    /// connections are not scarce.
     #[cold]
     fn count_reset(&self) {
         if let Some(Conn::Http2(http2)) = &self.conn
             && http2.count_reset()
+            && self.settings.keep.can_replace()
         {
             self.transport.pool.remove_http2(self.in_flight.server(), http2);
         }

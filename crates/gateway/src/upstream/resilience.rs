@@ -47,6 +47,8 @@ pub(crate) struct ResilienceState {
     pub(crate) bulkhead: Option<Bulkhead>,
     /// Bounds open connections.
     pub(crate) connections: Option<Bulkhead>,
+    /// Bounds those of them that carry a single request to a server of HTTP/2.
+    pub(super) lone_connections: Option<Bulkhead>,
     pub(crate) shed: Option<LoadShedder>,
     /// The fixed response while the breaker is open.
     pub(crate) fixed_response: Option<Arc<FixedResponse>>,
@@ -86,7 +88,8 @@ impl ResilienceState {
             retry_shares: Arc::default(),
             retries: Arc::default(),
             bulkhead: bounds.as_ref().map(bulkhead),
-            connections: bounds.as_ref().and_then(connections),
+            connections: bounds.as_ref().and_then(|plan| Some(connections(plan, plan.connections?))),
+            lone_connections: bounds.as_ref().and_then(|plan| Some(connections(plan, plan.connections? / 2))),
             shed,
             fixed_response: plan.fallback.as_ref().and_then(FixedResponse::new).map(Arc::new),
             plan: plan.clone(),
@@ -107,6 +110,7 @@ impl ResilienceState {
         if new.bulkhead == old.bulkhead {
             self.bulkhead.clone_from(&earlier.bulkhead);
             self.connections.clone_from(&earlier.connections);
+            self.lone_connections.clone_from(&earlier.lone_connections);
         }
         if new.shed == old.shed {
             self.shed.clone_from(&earlier.shed);
@@ -116,6 +120,12 @@ impl ResilienceState {
     /// Whether a request may be rejected after it was charged and before it is sent.
     pub(crate) fn can_reject(&self) -> bool {
         self.shed.is_some() || self.bulkhead.is_some() || !matches!(self.breakers, BreakerSet::Off)
+    }
+
+    /// Whether a request that needs a connection may have to wait for its slot.
+    pub(crate) fn may_wait_for_connection(&self) -> bool {
+        let is_full = |slots: &Bulkhead| slots.in_use() >= slots.config().concurrent;
+        [&self.connections, &self.lone_connections].into_iter().flatten().any(is_full)
     }
 
     pub(crate) fn count_retry(&self) {
@@ -132,8 +142,8 @@ pub(crate) fn bulkhead(plan: &BulkheadPlan) -> Bulkhead {
     Bulkhead::new(BulkheadConfig::new(plan.concurrent as usize).queue(plan.queue as usize, plan.wait))
 }
 
-/// Bounds connections. Every request that needs one may wait: the bulkhead bounds their number.
-fn connections(plan: &BulkheadPlan) -> Option<Bulkhead> {
-    let (most, wait) = (plan.connections?, Duration::from(plan.wait).max(MIN_CONNECTION_WAIT));
-    Some(Bulkhead::new(BulkheadConfig::new(most as usize).queue(usize::MAX, wait)))
+/// Bounds connections to `most`, at least one. Every request that needs one may wait: the bulkhead bounds their number.
+fn connections(plan: &BulkheadPlan, most: u32) -> Bulkhead {
+    let (most, wait) = (most.max(1), Duration::from(plan.wait).max(MIN_CONNECTION_WAIT));
+    Bulkhead::new(BulkheadConfig::new(most as usize).queue(usize::MAX, wait))
 }

@@ -4,11 +4,11 @@ use std::sync::Arc;
 
 use smallvec::SmallVec;
 use tidegate_core::{TimeSpan, Timestamp};
-use tidegate_tower::bulkhead::BulkheadPermit;
 
 use super::balance::StickyKey;
 use super::breakers::{AttemptPermit, BreakerSet, earliest};
 use super::client_shares::ClientId;
+use super::connection_slots::ConnectionSlot;
 use super::server::{Server, UpstreamGroup};
 use crate::http::request_body::UploadHandle;
 
@@ -32,7 +32,7 @@ pub(crate) struct SelectedServer<'u> {
     /// Counts the result.
     pub(crate) breaker: Option<AttemptPermit<'u>>,
     /// For a new connection, if the upstream bounds them and none is idle.
-    pub(crate) slot: Option<BulkheadPermit>,
+    pub(crate) slot: Option<ConnectionSlot>,
 }
 
 impl SelectedServer<'_> {

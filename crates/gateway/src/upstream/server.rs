@@ -10,10 +10,10 @@ use tidegate_core::{CallOutcome, TimeSpan, Timestamp};
 use tidegate_policy::{Balance, HealthCheckPlan, UpstreamPlan};
 use tidegate_store::Clock;
 use tidegate_telemetry::UpstreamCounts;
-use tidegate_tower::bulkhead::BulkheadPermit;
 
 use super::balance::HashRing;
 use super::client_shares::{ClientId, Evidence, FailureShares, RecentSuccesses, Thresholds};
+use super::connection_slots::ConnectionSlot;
 use super::ejection::EjectionState;
 use super::head_profile::AcceptedHead;
 use super::resilience::{ResilienceError, ResilienceState};
@@ -266,7 +266,7 @@ impl Server {
     }
 
     /// Counts a connection until the guard is dropped, which keeps the connection's `slot` of the upstream.
-    pub(super) fn count_connection(self: &Arc<Self>, slot: Option<BulkheadPermit>) -> UpstreamConnCount {
+    pub(super) fn count_connection(self: &Arc<Self>, slot: Option<ConnectionSlot>) -> UpstreamConnCount {
         self.connections.fetch_add(1, Ordering::Relaxed);
         UpstreamConnCount { server: Arc::clone(self), _slot: slot }
     }
@@ -282,7 +282,7 @@ impl Server {
 #[derive(Debug)]
 pub(super) struct UpstreamConnCount {
     server: Arc<Server>,
-    _slot: Option<BulkheadPermit>,
+    _slot: Option<ConnectionSlot>,
 }
 
 impl Drop for UpstreamConnCount {

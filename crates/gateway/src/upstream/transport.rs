@@ -10,10 +10,9 @@ use http::Response;
 use hyper::client::conn::{http1, http2};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use thiserror::Error;
-use tidegate_tower::bulkhead::BulkheadPermit;
 
 use super::connect::Connector;
-use super::connection_slots::{NoConnectionSlot, PoolPressure};
+use super::connection_slots::{ConnectionSlot, NoConnectionSlot, PoolPressure};
 use super::forwarded_request::ForwardedRequest;
 use super::head_profile::HeadProfile;
 use super::http1_fast::{IoBuffers, PlainConn};
@@ -131,7 +130,7 @@ impl Transport {
     pub(crate) async fn send(
         self: &Rc<Self>,
         upstream: &UpstreamGroup,
-        (server, mut slot): (&Arc<Server>, Option<BulkheadPermit>),
+        (server, mut slot): (&Arc<Server>, Option<ConnectionSlot>),
         request: &mut ForwardedRequest,
         permits: &ExchangePermits,
     ) -> Result<(Response<UpstreamBody>, PooledConn), SendError> {
@@ -143,7 +142,7 @@ impl Transport {
         };
         loop {
             let in_flight = server.begin();
-            let (conn, is_new) = if let Some(conn) = self.pool.take(server, need) {
+            let (conn, is_new) = if let Some(conn) = self.pool.take(server, need, &*upstream.clock) {
                 (conn, false)
             } else {
                 let reserved = slot.take();
@@ -203,7 +202,7 @@ impl Transport {
     async fn open_or_join(
         &self,
         upstream: &UpstreamGroup,
-        (server, reserved): (&Arc<Server>, Option<BulkheadPermit>),
+        (server, reserved): (&Arc<Server>, Option<ConnectionSlot>),
         settings: &KeepSettings,
         need: ConnNeed,
     ) -> Result<Conn, SendError> {
@@ -217,7 +216,7 @@ impl Transport {
             if self.openings.join(server).await {
                 return Err(SendError::Connect(io::ErrorKind::TimedOut.into()));
             }
-            if let Some(conn) = self.pool.take(server, need) {
+            if let Some(conn) = self.pool.take(server, need, &*upstream.clock) {
                 return Ok(conn);
             }
             guard = Some(self.openings.begin(server));
@@ -236,13 +235,13 @@ impl Transport {
     async fn open(
         &self,
         upstream: &UpstreamGroup,
-        (server, reserved): (&Arc<Server>, Option<BulkheadPermit>),
+        (server, reserved): (&Arc<Server>, Option<ConnectionSlot>),
         settings: &KeepSettings,
         need: ConnNeed,
     ) -> Result<Conn, SendError> {
         let slot = match reserved {
             Some(slot) => Some(slot),
-            None => self.acquire_slot(upstream).await.map_err(|NoConnectionSlot| SendError::NoSlot)?,
+            None => self.acquire_slot(upstream, need).await.map_err(|NoConnectionSlot| SendError::NoSlot)?,
         };
         let timeout = upstream.resilience.timeouts.connect;
         let (stream, is_http2) = self.connector.connect(server, timeout).await.map_err(SendError::Connect)?;

@@ -205,6 +205,41 @@ fn failures_of_a_client_that_raised_the_threshold_before_leave_the_breaker_to_ot
     assert!(!target.is_unharmed(), "many clients fail");
 }
 
+#[test]
+fn client_that_fails_most_is_not_forgotten_when_many_others_fail_now_and_then() {
+    let failure_rate = Some(Ratio::from_percent(50));
+    let config = BreakerConfig { failures: None, failure_rate, ..BreakerConfig::default() };
+    let target = Target::new(config, BreakerScope::Upstream, 100);
+    let call = |client, outcome| target.call(ClientId(client), Call { outcome, ..FAILURE });
+    for turn in 0..200 {
+        (0..20).for_each(|client| call(1_000 + client, CallOutcome::Success));
+        call(10_000 + turn, CallOutcome::Failure);
+        // The table is full when it begins.
+        let failures = if turn < 50 { 0 } else { 40 };
+        (0..failures).for_each(|_| call(ATTACKER.0, CallOutcome::Failure));
+        target.clock.advance(TimeSpan::from_millis(500));
+        assert!(target.is_unharmed(), "{turn}");
+    }
+}
+
+#[test]
+fn client_leaves_half_of_the_retries_to_others_also_when_many_others_retry() {
+    let shares = FailureShares::default();
+    let budget = |left| {
+        let window = Some(WindowThreshold::of_budget(left, START));
+        Thresholds { in_a_row: None, window }
+    };
+    (100..150).for_each(|client| assert!(shares.count(ClientId(client), budget(1_000), true)));
+    let mut left: u64 = 100;
+    for client in 200..300 {
+        for _ in 0..10 {
+            left -= u64::from(shares.count(ATTACKER, budget(left), true));
+        }
+        shares.count(ClientId(client), budget(left), true);
+    }
+    assert!(left >= 49, "{left}");
+}
+
 proptest! {
     #[test]
     fn one_client_never_opens_a_breaker_or_ejects_a_server_while_others_succeed(

@@ -16,6 +16,8 @@ mod probes;
 mod resource_limits;
 mod response_framing;
 mod retries;
+mod shared_capacity;
+mod shared_clients;
 mod shared_connections;
 mod slow_clients;
 mod slow_readers;

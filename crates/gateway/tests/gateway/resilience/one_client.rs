@@ -2,9 +2,12 @@
 
 use std::sync::Arc;
 
+use http::{Request, Response, StatusCode};
+use hyper::body::Incoming;
 use tidegate_core::TimeSpan;
 use tidegate_store::{Clock, ManualClock};
-use tidegate_testkit::server::{RecordingServer, Reply, ok};
+use tidegate_testkit::server::{HttpServer, RecordingServer, Reply, full, ok};
+use tokio::sync::watch;
 
 use super::{GET, LIMIT, manual_clock, policy};
 use crate::fixture::TestGateway;
@@ -76,6 +79,39 @@ async fn failures_of_two_clients_open_the_breaker_although_a_third_has_succeeded
         fail(&gateway, [127, 0, 0, 3], REFUSED).await;
     }
     assert_eq!(opened(&gateway), 1);
+}
+
+#[tokio::test]
+async fn client_is_not_alone_while_requests_of_others_succeed_that_take_long() {
+    let (release, released) = watch::channel(false);
+    let server = HttpServer::start(move |request: Request<Incoming>| {
+        let mut released = released.clone();
+        async move {
+            let is_slow = request.uri().path() == "/slow";
+            if is_slow {
+                let _ = released.wait_for(|released| *released).await;
+            }
+            let status = if is_slow { StatusCode::OK } else { StatusCode::INTERNAL_SERVER_ERROR };
+            let mut response = Response::new(full("done"));
+            *response.status_mut() = status;
+            response
+        }
+    })
+    .await;
+    let clock = manual_clock();
+    let gateway = at(&clock, &policy(&[server.url()], "breaker: { failures: 5 }, retry: off", LIMIT));
+    let mut other = gateway.client().await;
+    other.send(b"GET /slow HTTP/1.1\r\nHost: a\r\n\r\n").await;
+    server.first_request().await;
+    clock.advance(TimeSpan::from_secs(30));
+    release.send_replace(true);
+    assert_eq!(other.response().await.map(|response| response.status), Some(200));
+    for _ in 0..10 {
+        let mut client = gateway.client_from(CLIENT).await;
+        client.send(GET.as_bytes()).await;
+        assert_eq!(client.response().await.map(|response| response.status), Some(500));
+    }
+    assert_eq!(opened(&gateway), 0);
 }
 
 #[tokio::test]

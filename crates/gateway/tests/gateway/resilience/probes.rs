@@ -26,6 +26,10 @@ struct Recovered {
 
 impl Recovered {
     async fn start(more: &str) -> Self {
+        Self::start_with("probes: 1", more).await
+    }
+
+    async fn start_with(probes: &str, more: &str) -> Self {
         let fails = Arc::new(AtomicBool::new(true));
         let shared = Arc::clone(&fails);
         let server = RecordingServer::replying(move |request| match request.target.as_str() {
@@ -35,7 +39,7 @@ impl Recovered {
         })
         .await;
         let clock = manual_clock();
-        let settings = format!("eject: off, breaker: {{ failures: 1, open_for: 30s }}, {more}");
+        let settings = format!("eject: off, breaker: {{ failures: 1, open_for: 30s, {probes} }}, {more}");
         let text = policy(&[server.url()], &settings, LIMITS);
         let gateway = TestGateway::start_at(Arc::clone(&clock) as Arc<dyn Clock>, &text);
         assert_eq!(gateway.send_raw(GET).await.status, 500);
@@ -145,6 +149,44 @@ async fn client_that_gives_up_its_probe_leaves_the_next_one_to_others() {
     attacker.send(HANGING).await;
     assert_eq!(attacker.response().await.map(|response| response.status), Some(503));
     assert_eq!(recovered.gateway.send_raw(GET).await.status, 200, "another request is the probe");
+}
+
+#[tokio::test]
+async fn client_whose_probe_hangs_leaves_the_one_that_replaces_it_to_others() {
+    let recovered = Recovered::start("timeouts: { request: 1h, total: 1h }").await;
+    let mut hanging = recovered.gateway.client_from(ATTACKER).await;
+    hanging.send(HANGING).await;
+    eventually("it is the probe", || recovered.breaker().probes == 1).await;
+    recovered.clock.advance(TimeSpan::from_secs(30));
+    for _ in 0..3 {
+        let mut attacker = recovered.gateway.client_from(ATTACKER).await;
+        attacker.send(HANGING).await;
+        assert_eq!(attacker.response().await.map(|response| response.status), Some(503));
+    }
+    assert_eq!(recovered.gateway.send_raw(GET).await.status, 200, "another request is the probe");
+    assert_eq!(recovered.breaker().state, BreakerState::Closed);
+}
+
+#[tokio::test]
+async fn client_that_is_alone_replaces_its_probe_that_hangs_after_another_second() {
+    let recovered = Recovered::start("timeouts: { request: 1h, total: 1h }").await;
+    let mut hanging = recovered.gateway.client().await;
+    hanging.send(HANGING).await;
+    eventually("it is the probe", || recovered.breaker().probes == 1).await;
+    recovered.clock.advance(TimeSpan::from_secs(30));
+    assert_eq!(recovered.gateway.send_raw(GET).await.status, 503);
+    recovered.clock.advance(TimeSpan::from_secs(1));
+    assert_eq!(recovered.gateway.send_raw(GET).await.status, 200);
+    assert_eq!(recovered.breaker().state, BreakerState::Closed);
+}
+
+#[tokio::test]
+async fn client_that_is_alone_closes_a_breaker_that_needs_several_probes() {
+    let recovered = Recovered::start_with("probes: 2, successes: 3", "timeouts: { request: 60s }").await;
+    for _ in 0..3 {
+        assert_eq!(recovered.gateway.send_raw(GET).await.status, 200);
+    }
+    assert_eq!(recovered.breaker().state, BreakerState::Closed);
 }
 
 #[tokio::test]

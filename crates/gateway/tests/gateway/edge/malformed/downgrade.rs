@@ -217,3 +217,37 @@ async fn http2_body_with_another_length_or_framing_is_rejected() {
     ];
     check_cases(cases).await;
 }
+
+#[tokio::test]
+async fn http2_length_that_is_repeated_is_forwarded_once() {
+    let upstream = RecordingServer::start().await;
+    let gateway = TestGateway::with_limit(&[&upstream], 100, ResourceLimits::default());
+    for second in [b"3".as_slice(), b"003"] {
+        let lengths: [Field; 2] = [(b"content-length", b"3"), (b"content-length", second)];
+        let fields = [&[POST, SCHEME, PATH, AUTHORITY], &lengths[..]].concat();
+        assert!(send_request(&gateway, &fields, b"abc").await);
+        let seen = upstream.last();
+        let lengths: Vec<_> = seen.headers.iter().filter(|(name, _)| name == "content-length").collect();
+        assert_eq!(
+            (lengths.len(), seen.header("content-length"), seen.body.as_slice()),
+            (1, Some("3"), &b"abc"[..])
+        );
+    }
+}
+
+#[tokio::test]
+async fn http2_head_has_at_most_as_many_fields_as_an_http1_head() {
+    let upstream = RecordingServer::start().await;
+    let gateway = TestGateway::with_limit(&[&upstream], 100, ResourceLimits::default());
+    let head = |name: &'static [u8], count| {
+        let fields = std::iter::repeat_n((name, &b"a=1"[..]), count);
+        [METHOD, SCHEME, PATH, AUTHORITY].into_iter().chain(fields).collect::<Vec<Field>>()
+    };
+    // `:authority` becomes `Host`, and cookies one field.
+    for (name, count, is_accepted) in
+        [(&b"x"[..], 99, true), (b"x", 101, false), (b"cookie", 90, true), (b"cookie", 300, true)]
+    {
+        assert_eq!(send_request(&gateway, &head(name, count), b"").await, is_accepted, "{count}");
+    }
+    assert_eq!(upstream.requests().len(), 3);
+}
