@@ -81,8 +81,9 @@ impl<S: Store + 'static> Limiter<S> {
 
     /// Refunds units of a rule that were charged at `charged`; without it, units that count now. What its counter no longer
     /// contains is not refunded. Returns false if the rule has a leaky bucket or a log that gave nothing back, if the counter was
-    /// reset since, or if the client has an override. The bucket gives back only a whole charge, and only while no later request
-    /// waits; the log gives back only what was charged at exactly `charged`; under an override the part that is left is unknown.
+    /// reset since, or if an override has begun or ended since. The bucket gives back only a whole charge, and only while no later
+    /// request waits; the log gives back only what was charged at exactly `charged`; if the limit was another one, the part that
+    /// is left is unknown.
     pub async fn refund_rule(
         &self,
         policy: &ActivePolicy,

@@ -81,8 +81,8 @@ pub use plan::{
 };
 pub use problem::{Excerpt, Problem, Problems, Severity};
 pub use request::{
-    RequestError, check_http1_headers, check_method, check_transfer_encoding, has_unusual_character, host_header,
-    is_proxy_header, requested_host,
+    RequestError, check_http1_headers, check_method, check_transfer_encoding, has_unusual_character,
+    host_header, is_proxy_header, requested_host,
 };
 pub use units::{QuantityError, duration, span_text};
 

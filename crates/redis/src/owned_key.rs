@@ -69,8 +69,8 @@ impl LocalOverrides {
         }
         let map = self.map.read().unwrap_or_else(PoisonError::into_inner);
         let page = map.iter().skip(start).take(count);
-        let lasting = page.filter(|(_, replacement)| !replacement.has_expired(now));
-        lasting.map(|(key, replacement)| (key.clone(), *replacement)).collect()
+        let lasting = page.filter(|(_, stored)| !stored.replacement.has_expired(now));
+        lasting.map(|(key, stored)| (key.clone(), stored.replacement)).collect()
     }
 
     /// The number of overrides, some of which may have ended.

@@ -139,8 +139,10 @@ fn check_spelling_header_that_servers_confuse_with_one_in_use_is_rejected() {
         );
         assert_eq!(rules().check_spelling(&headers, UnderscoreHeaders::Keep), Ok(()));
     }
-    let in_use =
-        ["x_key", "x-user", "x_match", "x_cost", "x_when", "x_other", "x-other", "x.other", "x__key", "session"];
+    let in_use = [
+        "x_key", "x-user", "x_match", "x_cost", "x_when", "x_other", "x-other", "x.other", "x__key",
+        "session",
+    ];
     for name in in_use {
         let headers = map(&[(name, "a")]);
         assert_eq!(rules().check_spelling(&headers, UnderscoreHeaders::Drop), Ok(()), "{name}");
