@@ -94,13 +94,12 @@ impl<S: Store + 'static> Limiter<S> {
         let mut scratch = Scratch::default();
         let matched = policy.matcher.match_rule(rule, client.key(), cost, &mut scratch);
         let matched = matched.ok_or(RuleError::NoRule)?;
-        let charged = match charged {
-            Some(charged) => charged,
+        let charged = if let Some(charged) = charged {
+            charged
+        } else {
             // Charges have the time of the store, which may have another clock.
-            None => {
-                let peeks: Vec<_> = matched.checks().iter().map(|check| check.cost(Cost::ZERO)).collect();
-                self.store().peek(&peeks, now).await?.at
-            }
+            let peeks: Vec<_> = matched.checks().iter().map(|check| check.cost(Cost::ZERO)).collect();
+            self.store().peek(&peeks, now).await?.at
         };
         let refunds: Vec<_> = matched
             .checks()
