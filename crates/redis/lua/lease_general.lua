@@ -451,7 +451,7 @@ end
 
 local function override(entry, op)
   local known = entry.instead
-  local is_same = known and now < known.till and same(known.limit, op.limit)
+  local is_same = known and op.want > 0 and now < known.till and same(known.limit, op.limit)
   if op.debt == 1 and is_same then
     return
   elseif op.want > 0 then
