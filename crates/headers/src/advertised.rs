@@ -217,10 +217,12 @@ fn http_date(value: &HeaderValue) -> Option<Timestamp> {
 fn reset_after(number: u64, now: Timestamp) -> TimeSpan {
     let at = match number {
         ..FIRST_UNIX_SECOND => now + TimeSpan::from_secs(number),
-        ..FIRST_UNIX_MILLISECOND => Timestamp::from_secs(number),
-        ..FIRST_UNIX_MICROSECOND => Timestamp::from_micros(number.saturating_mul(1_000)),
-        ..FIRST_UNIX_NANOSECOND => Timestamp::from_micros(number),
-        _ => Timestamp::from_micros(number.div_ceil(1_000)),
+        FIRST_UNIX_SECOND..FIRST_UNIX_MILLISECOND => Timestamp::from_secs(number),
+        FIRST_UNIX_MILLISECOND..FIRST_UNIX_MICROSECOND => {
+            Timestamp::from_micros(number.saturating_mul(1_000))
+        }
+        FIRST_UNIX_MICROSECOND..FIRST_UNIX_NANOSECOND => Timestamp::from_micros(number),
+        FIRST_UNIX_NANOSECOND.. => Timestamp::from_micros(number.div_ceil(1_000)),
     };
     at.since(now)
 }
