@@ -39,7 +39,7 @@ use crate::http::request_body::{ByteMeter, UploadHandle};
 use crate::http::response_body::ResponseBody;
 use crate::http::{trace_context, validate};
 use crate::limit::AdmittedRequest;
-use crate::upstream::{Caller, ClientId, ForwardedRequest, UpstreamGroup};
+use crate::upstream::{Caller, ClientId, ForwardedRequest};
 use crate::worker::{Worker, WorkerSnapshot};
 
 /// One request and its response, with the state that their handling needs.
@@ -111,12 +111,13 @@ impl<'e, S: Store + 'static> Exchange<'e, S> {
         self.read_deadline(&mut parts.headers)?;
         let (method, headers, peer) = (parts.method.as_str(), &parts.headers, self.conn_info.peer);
         let facts = Facts { method, host: &host, path: &path, headers, peer };
-        if let Some(refused) = refused {
-            return Err(Box::pin(self.refuse(refused, &facts, upstream)).await);
-        }
-        let may_be_refunded =
-            self.deadline.is_some() || route.bulkhead.is_some() || upstream.resilience.can_reject();
+        // A request that is refused stays charged, so that guesses of keys and tokens are not free.
+        let may_be_refunded = refused.is_none()
+            && (self.deadline.is_some() || route.bulkhead.is_some() || upstream.resilience.can_reject());
         let admitted = self.limit(&facts, upstream, may_be_refunded).await?;
+        if let Some(refused) = refused {
+            return Err(ServeError::Headers(*refused));
+        }
         let AdmittedRequest { sticky_key, permits, mut reservations, mut refund, at } = admitted;
         let permits = self.admit((route, upstream), permits, (headers, is_trusted), at).await?;
         let addresses = snapshot.plan().identities.addresses();
@@ -155,25 +156,13 @@ impl<'e, S: Store + 'static> Exchange<'e, S> {
         Ok(())
     }
 
-    /// Counts a request with an invalid token or key as one without it, so that guesses are not free. Returns the error of the
-    /// limit that rejects it, or that of the header.
-    async fn refuse(
-        &mut self,
-        refused: HeaderError,
-        facts: &Facts<'_>,
-        upstream: &UpstreamGroup,
-    ) -> ServeError {
-        // What is reserved stays charged, as for every request without a response of a server.
-        self.limit(facts, upstream, false).await.err().unwrap_or(ServeError::Headers(refused))
-    }
-
     /// Removes headers that the client may not send, and rejects ambiguous ones. Returns whether the peer is a trusted
     /// proxy, and why a token or a key that was removed must be answered with 401.
     fn check_headers(
         &self,
         headers: &mut HeaderMap,
         route: &Route,
-    ) -> Result<(bool, Option<HeaderError>), ServeError> {
+    ) -> Result<(bool, Option<Box<HeaderError>>), ServeError> {
         let addresses = self.snapshot.plan().identities.addresses();
         let is_trusted = addresses.trusts(self.conn_info.peer);
         let rules = (self.snapshot.policy.matcher.header_rules(), route.http.underscore_headers);
@@ -185,7 +174,8 @@ impl<'e, S: Store + 'static> Exchange<'e, S> {
         let checked = policy.matcher.apply_credentials(headers, policy.directory.as_deref(), || clock.now());
         match checked {
             Ok(()) => Ok((is_trusted, None)),
-            Err(error) if error.challenge().is_some() => Ok((is_trusted, Some(error))),
+            // Boxed, because it is kept while the limits are checked.
+            Err(error) if error.challenge().is_some() => Ok((is_trusted, Some(Box::new(error)))),
             Err(error) => Err(ServeError::Headers(error)),
         }
     }

@@ -58,9 +58,9 @@ pub use facts::Facts;
 pub use files::{FileError, Files, NoFiles};
 pub use host::{normalize_host, split_port};
 pub use identity::{
-    Addresses, ClaimSource, Claims, ClientKind, ClientName, ClientNameError, CookieName, CookieNameError,
-    Fingerprint, FingerprintError, ForwardingHeader, HeaderError, HeaderRules, Identities, Identity,
-    IdentityError, IdentitySource, IdentitySpec, KeysError, PrefixError, RuleClient, TokenError,
+    Addresses, ClaimSource, Claims, ClientKind, ClientName, ClientNameError, ConfusedHeaders, CookieName,
+    CookieNameError, Fingerprint, FingerprintError, ForwardingHeader, HeaderError, HeaderRules, Identities,
+    Identity, IdentityError, IdentitySource, IdentitySpec, KeysError, PrefixError, RuleClient, TokenError,
     TrustedChain, Verifier,
 };
 pub use language::{reference, schema};

@@ -29,9 +29,14 @@ impl PoolPressure {
     }
 }
 
-/// The slot of a connection.
+/// The slot of a connection. Boxed, because every request has room for one and few have one.
 #[derive(Debug)]
 pub(crate) struct ConnectionSlot {
+    _permits: Box<SlotPermits>,
+}
+
+#[derive(Debug)]
+struct SlotPermits {
     _slot: BulkheadPermit,
     /// For a connection of one request.
     _alone: Option<BulkheadPermit>,
@@ -74,6 +79,7 @@ impl Transport {
             self.pressure.request();
         }
         let slot = acquiring.await.map_err(|_| NoConnectionSlot)?;
-        Ok(Some(ConnectionSlot { _slot: slot, _alone: alone }))
+        let permits = SlotPermits { _slot: slot, _alone: alone };
+        Ok(Some(ConnectionSlot { _permits: Box::new(permits) }))
     }
 }

@@ -63,13 +63,8 @@ pub enum HeaderError {
     UnknownKey(HeaderName),
     /// A header that the policy does not use differs only in dashes and unusual characters from one that it uses. Many servers read
     /// both as the same header.
-    #[error("many servers read header `{sent}` as `{used}`; send `{used}`")]
-    OtherSpelling {
-        /// The header.
-        sent: HeaderName,
-        /// The header that the policy uses.
-        used: HeaderName,
-    },
+    #[error("many servers read header `{}` as `{}`; send `{}`", .0.sent, .0.used, .0.used)]
+    OtherSpelling(Box<ConfusedHeaders>),
     /// `Connection` lists a header that limits depend on, which would remove it.
     #[error("`Connection` lists the header `{0}`, which limits depend on; remove it from `Connection`")]
     NamedInConnection(HeaderName),
@@ -78,6 +73,15 @@ pub enum HeaderError {
         "`X-Forwarded-For` and `Forwarded` name different clients; configure the proxy to set one of them and remove the other"
     )]
     Forwarding,
+}
+
+/// Two headers that servers read as one.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ConfusedHeaders {
+    /// The header of the request.
+    pub sent: HeaderName,
+    /// The header that the policy uses.
+    pub used: HeaderName,
 }
 
 impl HeaderError {
@@ -201,7 +205,8 @@ impl HeaderRules {
         for sent in headers.keys().filter(is_removed) {
             let mut used = self.identity.iter().chain(&self.of_rules);
             if let Some(used) = used.find(|used| with_dashes(used) == with_dashes(sent)) {
-                return Err(HeaderError::OtherSpelling { sent: sent.clone(), used: used.clone() });
+                let (sent, used) = (sent.clone(), used.clone());
+                return Err(HeaderError::OtherSpelling(Box::new(ConfusedHeaders { sent, used })));
             }
         }
         Ok(())

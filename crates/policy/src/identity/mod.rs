@@ -35,7 +35,7 @@ use tidegate_core::Timestamp;
 pub use address::{Addresses, ForwardingHeader, PrefixError, TrustedChain};
 pub use cookie::{CookieName, CookieNameError};
 pub use fingerprint::{Fingerprint, FingerprintError};
-pub use headers::{HeaderError, HeaderRules};
+pub use headers::{ConfusedHeaders, HeaderError, HeaderRules};
 pub use jwt::{ClaimSource, Claims, KeysError, TokenError, Verifier};
 pub(crate) use name::LookupKey;
 pub use name::{ClientName, ClientNameError};

@@ -135,7 +135,7 @@ fn check_spelling_header_that_servers_confuse_with_one_in_use_is_rejected() {
         let (sent, used) = (HeaderName::from_static(sent), HeaderName::from_static(used));
         assert_eq!(
             rules().check_spelling(&headers, UnderscoreHeaders::Drop),
-            Err(HeaderError::OtherSpelling { sent, used })
+            Err(HeaderError::OtherSpelling(Box::new(ConfusedHeaders { sent, used })))
         );
         assert_eq!(rules().check_spelling(&headers, UnderscoreHeaders::Keep), Ok(()));
     }
