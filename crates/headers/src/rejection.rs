@@ -25,7 +25,7 @@ impl RejectionReason {
         }
     }
 
-    /// The message for people. Without a time, retrying never helps.
+    /// The message for people.
     pub fn message(self, retry_after: Option<u64>) -> String {
         let mut message = self.sentence(retry_after).to_owned();
         write_retry_sentence(retry_after, |part| message.push_str(part));
@@ -52,9 +52,9 @@ impl RejectionReason {
     /// The message without the time.
     const fn sentence(self, retry_after: Option<u64>) -> &'static str {
         match self {
+            Self::LockOut => "Client is locked out after too many rejected requests.",
             _ if retry_after.is_none() => "Request cost exceeds the limit. Retrying will not help.",
             Self::Limit => "Too many requests.",
-            Self::LockOut => "Client is locked out after too many rejected requests.",
             Self::Concurrency => "Too many concurrent requests.",
         }
     }

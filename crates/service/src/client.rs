@@ -64,6 +64,7 @@ pub(crate) fn rule_client(
     if stated.iter().map(|(_, value)| value.len()).sum::<usize>() > MAX_CLIENT {
         return Err(RuleClientError::TooLong);
     }
+    check_tenant(policy, rule, stated)?;
     let name = match client_name(scope, stated) {
         Err(_) if *scope == CounterScope::Everybody => {
             let is_valid = |identity: &StatedIdentity<'_>| client_name(scope, &[*identity]).is_ok();
@@ -75,6 +76,28 @@ pub(crate) fn rule_client(
     // Only a name with a hash has no key; such a name cannot be made here.
     let client = RuleClient::new(&name, &policy.matcher.plan().identities);
     client.ok_or(RuleClientError::Name(ClientNameError::NoKind))
+}
+
+/// The limit of each tenant counts an API key as the tenant to which it belongs, and no counter of the key itself.
+fn check_tenant(
+    policy: &ActivePolicy,
+    rule: &str,
+    stated: &[StatedIdentity<'_>],
+) -> Result<(), RuleClientError> {
+    let (Some(directory), true) = (&policy.directory, policy.matcher.counts_tenants(rule)) else {
+        return Ok(());
+    };
+    for (kind, value) in stated {
+        if ClientKind::parse(kind) == Ok(ClientKind::ApiKey)
+            && let Some(tenant) = directory.get(value.as_bytes()).and_then(|grant| grant.tenant)
+        {
+            let text = format!(
+                "the API key belongs to the tenant `{tenant}`, which the rule counts; name `tenant:{tenant}`"
+            );
+            return Err(RuleClientError::Scope(text.into()));
+        }
+    }
+    Ok(())
 }
 
 fn client_name(scope: &CounterScope, stated: &[StatedIdentity<'_>]) -> Result<ClientName, RuleClientError> {

@@ -126,7 +126,11 @@ fn rejection_message_with_retry_after_states_the_time() {
         "Too many concurrent requests. Please retry after 1 second."
     );
     assert_eq!(
-        message(RejectionReason::LockOut, None),
+        message(RejectionReason::Limit, None),
         "Request cost exceeds the limit. Retrying will not help."
+    );
+    assert_eq!(
+        message(RejectionReason::LockOut, None),
+        "Client is locked out after too many rejected requests."
     );
 }

@@ -113,6 +113,11 @@ impl Matcher {
         }
     }
 
+    /// Whether the rule `name` is the limit of each tenant.
+    pub fn counts_tenants(&self, name: &str) -> bool {
+        matches!(self.rules_by_name.get(name), Some(RuleRef::Tenant))
+    }
+
     fn exemption(&self, identity: &Identity<'_>) -> Option<Exemption> {
         if !self.exempt.is_empty()
             && let Some(network) = self.exempt.find(identity.address())

@@ -1,11 +1,12 @@
 //! Metrics of the process, read from `/proc`.
 
 use std::fs;
+use std::time::Duration;
 
 use super::exposition::{Exposition, MetricKind};
 
-/// Clock ticks per second (`USER_HZ`), which is the same on every Linux.
-const TICKS_PER_SECOND: f64 = 100.0;
+/// The length of a clock tick (1 / `USER_HZ`), which is the same on every Linux.
+const TICK_MILLIS: u64 = 10;
 
 /// Adds the metrics that can be read. On systems other than Linux that is only the start time.
 pub(super) fn write(exposition: &mut Exposition, started_at: f64) {
@@ -15,7 +16,7 @@ pub(super) fn write(exposition: &mut Exposition, started_at: f64) {
         "Start time of the process, in Unix seconds.",
         started_at,
     );
-    if let Some((cpu, threads)) = stat() {
+    if let Some((cpu, threads)) = fs::read_to_string("/proc/self/stat").ok().as_deref().and_then(parse_stat) {
         exposition.single(
             "process_cpu_seconds_total",
             MetricKind::Counter,
@@ -57,17 +58,28 @@ pub(super) fn write(exposition: &mut Exposition, started_at: f64) {
 }
 
 /// CPU time in seconds, and the number of threads.
-fn stat() -> Option<(f64, u64)> {
-    let stat = fs::read_to_string("/proc/self/stat").ok()?;
+fn parse_stat(stat: &str) -> Option<(f64, u64)> {
     // The process name may contain spaces and parentheses.
     let fields: Vec<&str> = stat.rsplit_once(')')?.1.split_whitespace().collect();
-    let number = |index: usize| fields.get(index)?.parse::<u32>().ok();
-    let ticks = f64::from(number(11)?) + f64::from(number(12)?);
-    Some((ticks / TICKS_PER_SECOND, number(17)?.into()))
+    let number = |index: usize| fields.get(index)?.parse::<u64>().ok();
+    let ticks = number(11)?.checked_add(number(12)?)?;
+    Some((Duration::from_millis(ticks.checked_mul(TICK_MILLIS)?).as_secs_f64(), number(17)?))
 }
 
 fn max_open_files() -> Option<u64> {
     let limits = fs::read_to_string("/proc/self/limits").ok()?;
     let line = limits.lines().find_map(|line| line.strip_prefix("Max open files"))?;
     line.split_whitespace().next()?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn cpu_time_of_years_on_many_cores_is_read() {
+        let stat = "7 (a) b) S 1 7 7 0 -1 4194304 1 0 0 0 5000000000 25 0 0 20 0 9 0 1 1 1";
+        assert_eq!(parse_stat(stat), Some((50_000_000.25, 9)));
+        assert_eq!(parse_stat("7 (a) S"), None);
+    }
 }

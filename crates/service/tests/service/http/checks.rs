@@ -1,5 +1,7 @@
 //! Checks of rules and of requests, peeks and batches.
 
+use std::collections::BTreeMap;
+
 use http::HeaderMap;
 use serde_json::json;
 use tidegate_core::TimeSpan;
@@ -108,6 +110,27 @@ fn check_of_a_rule_for_all_clients_needs_no_client() {
     assert_eq!(service.post_json("/v1/check", with_client, 200)["remaining"], 3);
     let problem = service.post_json("/v1/check", r#"{"rule":"default"}"#, 400);
     assert!(problem["detail"].to_string().contains("`client`"), "{problem}");
+}
+
+#[test]
+fn check_of_the_tenant_limit_by_a_key_of_a_tenant_names_the_tenant() {
+    let files = BTreeMap::from([(
+        "keys.csv".to_owned(),
+        b"key,tier,tenant\nKA,premium,acme\nKB,premium,\n".to_vec(),
+    )]);
+    let policy = "
+clients: { api_key: { header: X-API-Key }, tenant: { header: X-Tenant }, tiers: { file: keys.csv } }
+rate_limits: { tenant: { requests: 10, window: 1h }, tiers: { premium: { requests: 100, window: 1h } } }
+";
+    let service = TestService::start_with_files(policy, &files);
+    let check = |client: &str, status| {
+        let body = json!({ "rule": "tenant", "client": client }).to_string();
+        service.post_json("/v1/check", &body, status)
+    };
+    let detail = check("api_key:KA", 400)["detail"].to_string();
+    assert!(detail.contains("name `tenant:acme`"), "{detail}");
+    assert_eq!(check("tenant:acme", 200)["remaining"], 9);
+    assert_eq!(check("api_key:KB", 200)["remaining"], 9, "a client without a tenant counts as itself");
 }
 
 #[test]
