@@ -5,7 +5,7 @@
 //!
 //! One client must not keep others from a server of HTTP/2, whose connections carry many requests, with a few requests of its
 //! own. So the connections of requests that share none use at most half of the slots, and a connection with many aborted
-//! requests is replaced only while more than half of the slots are free: it keeps its own until its last request has ended.
+//! requests is replaced later while less than half of the slots are free: it keeps its own until its last request has ended.
 
 use tidegate_tower::bulkhead::BulkheadPermit;
 use tokio::sync::watch;

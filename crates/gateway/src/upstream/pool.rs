@@ -44,6 +44,11 @@ impl KeepSettings {
         let has_room = |slots: &Bulkhead| slots.in_use() * 2 < slots.config().concurrent;
         self.slots.as_ref().is_none_or(has_room)
     }
+
+    /// Whether another connection can be opened now.
+    pub(super) fn has_free_slot(&self) -> bool {
+        self.slots.as_ref().is_none_or(|slots| slots.in_use() < slots.config().concurrent)
+    }
 }
 
 #[derive(Debug)]

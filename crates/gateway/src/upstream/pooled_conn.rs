@@ -36,6 +36,9 @@ pub(super) const INITIAL_STREAMS: usize = 100;
 /// Requests that may be reset over one HTTP/2 connection. Servers close a connection with many resets (200 in 30 s in Netty), and
 /// with it the requests of others, so it gets no further ones in time: those that it has may be reset too.
 pub(super) const MAX_RESETS: usize = 64;
+/// The same while connections are scarce: a connection that is replaced keeps its slot until its last request has ended. Envoy
+/// closes a connection with 500 resets.
+const MAX_RESETS_IF_SCARCE: usize = 256;
 
 /// Which connections a request can use.
 #[derive(Clone, Copy, Debug)]
@@ -144,11 +147,12 @@ impl Http2Conn {
         Rc::ptr_eq(&self.shared, &other.shared)
     }
 
-    /// Counts a request that ended early. Returns whether there were too many.
-    fn count_reset(&self) -> bool {
+    /// Counts a request that ended early. Returns whether the connection must get no further ones.
+    fn count_reset(&self, settings: &KeepSettings) -> bool {
         let resets = self.shared.resets.get() + 1;
         self.shared.resets.set(resets);
-        resets >= MAX_RESETS
+        resets >= MAX_RESETS && settings.can_replace()
+            || resets >= MAX_RESETS_IF_SCARCE && settings.has_free_slot()
     }
 
     /// Why a request without a response failed. Of all requests that a broken connection ends, one counts.
@@ -374,13 +378,11 @@ impl PooledConn {
         self.take_permits();
     }
 
-    /// The request ends early, which resets its stream. After too many of these, new requests use another connection, if
-    /// connections are not scarce.
+    /// The request ends early, which resets its stream. After too many of these, new requests use another connection.
     #[cold]
     fn count_reset(&self) {
         if let Some(Conn::Http2(http2)) = &self.conn
-            && http2.count_reset()
-            && self.settings.keep.can_replace()
+            && http2.count_reset(&self.settings.keep)
         {
             self.transport.pool.remove_http2(self.in_flight.server(), http2);
         }

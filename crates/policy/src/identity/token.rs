@@ -203,13 +203,32 @@ pub(super) fn is_space(byte: u8) -> bool {
     matches!(byte, b' ' | b'\t' | 0x85 | 0xa0)
 }
 
-/// Whether Base64 text begins with `{` and a quote or white space.
+/// Whether Base64 text begins with `{` and a quote or white space; parsers skip white space before it, and some of them a byte
+/// order mark.
 fn begins_object(text: &[u8]) -> bool {
-    matches!(
-        text,
+    match text {
         [b'e', b'y', b'I' | b'J' | b'K' | b'L' | b'A' | b'B', ..]
-            | [b'e', b'w', b'o' | b'p' | b'0' | b'1' | b'k' | b'l', ..]
-    )
+        | [b'e', b'w', b'o' | b'p' | b'0' | b'1' | b'k' | b'l', ..] => true,
+        // The first byte is white space or begins a byte order mark.
+        [b'I', b'A' | b'C' | b'H', ..]
+        | [b'C', b'Q' | b'S' | b'X' | b'g' | b'i' | b'n', ..]
+        | [b'D', b'Q' | b'S' | b'X', ..]
+        | [b'7', b'7', ..] => begins_object_after_space(text),
+        _ => false,
+    }
+}
+
+fn begins_object_after_space(text: &[u8]) -> bool {
+    /// Text that begins with more white space than this may be a token too: a bound on the work for each place in a value.
+    const DIGITS: usize = 24;
+    let start = decoded(&text[..text.len().min(DIGITS)]);
+    let start = start.strip_prefix(b"\xef\xbb\xbf").unwrap_or(&start);
+    let mut rest = start.iter().skip_while(|byte| matches!(byte, b' ' | b'\t' | b'\n' | b'\r'));
+    match rest.next() {
+        Some(b'{') => true,
+        Some(_) => false,
+        None => text.len() > DIGITS,
+    }
 }
 
 #[cfg(test)]
@@ -233,6 +252,30 @@ mod tests {
         }
         assert_eq!(found("eyJh.eyJz.s eyJi.eyJz.s"), ["eyJh.eyJz.", "eyJi.eyJz."]);
         assert_eq!(found("eyJheyJi.eyJz.s"), ["eyJheyJi.eyJz.", "eyJi.eyJz."]);
+    }
+
+    fn encoded(bytes: &[u8]) -> String {
+        let sextets = |part: &[u8]| {
+            let bits =
+                part.iter().chain(&[0; 3]).take(3).fold(0, |bits, byte| bits << 8 | usize::from(*byte));
+            (0..=part.len())
+                .map(|digit| char::from(ALPHABET[bits >> (18 - 6 * digit) & 63]))
+                .collect::<Vec<_>>()
+        };
+        bytes.chunks(3).flat_map(sextets).collect()
+    }
+
+    #[test]
+    fn token_whose_header_begins_with_white_space_is_found() {
+        let many = " ".repeat(100);
+        for space in ["", " ", "\n", "\t", "\r\n", "  \n\t ", "\u{feff}", "\u{feff} ", &many] {
+            let header = encoded(format!("{space}{{\"alg\":\"HS256\"}}").as_bytes());
+            let all = found(&format!("Bearer {header}.eyJz.sig"));
+            assert!(all.contains(&format!("{header}.eyJz.")), "{space:?} {all:?}");
+        }
+        for other in ["  [1]", "\n\"a\"", "\u{feff}a", " x"] {
+            assert_eq!(found(&format!("{}.eyJz.sig", encoded(other.as_bytes()))), [""; 0], "{other:?}");
+        }
     }
 
     #[test]

@@ -14,6 +14,7 @@ use crate::fixture::{ResourceLimits, TestGateway};
 
 const ATTACKER: [u8; 4] = [127, 0, 0, 2];
 const GET: &str = "GET / HTTP/1.1\r\nHost: a\r\n\r\n";
+const WAITS: &[u8] = b"GET /waits HTTP/1.1\r\nHost: a\r\n\r\n";
 const POST: &[u8] = b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 3\r\n\r\nabc";
 /// The window of a connection that its server does not enlarge.
 const WINDOW: usize = 65_535;
@@ -56,6 +57,16 @@ impl WaitingServer {
             self.accepting.h2c()
         );
         TestGateway::start(&policy, ResourceLimits::default())
+    }
+
+    /// Sends a request, and disconnects before its response. `others` requests are in flight besides.
+    async fn abort_request(&self, gateway: &TestGateway, others: usize) {
+        let before = self.waiting();
+        let mut client = gateway.client_from(ATTACKER).await;
+        client.send(WAITS).await;
+        eventually("the server has the request", || self.waiting() > before).await;
+        drop(client);
+        eventually("it is reset", || gateway.upstream().servers[0].in_flight == others).await;
     }
 
     fn connections(&self) -> usize {
@@ -137,18 +148,28 @@ async fn http2_connections_with_aborted_requests_leave_slots_to_others() {
     let mut clients = Vec::new();
     for turn in 0..3 {
         let mut client = gateway.client_from(ATTACKER).await;
-        client.send(b"GET /waits HTTP/1.1\r\nHost: a\r\n\r\n").await;
+        client.send(WAITS).await;
         eventually("it is sent", || in_flight() == turn + 1).await;
         clients.push(client);
         // More than the gateway resets over one connection if it may open another one.
         for _ in 0..70 {
-            let before = upstream.waiting();
-            let mut client = gateway.client_from(ATTACKER).await;
-            client.send(b"GET /waits HTTP/1.1\r\nHost: a\r\n\r\n").await;
-            eventually("the server has the request", || upstream.waiting() > before).await;
-            drop(client);
-            eventually("it is reset", || in_flight() == turn + 1).await;
+            upstream.abort_request(&gateway, turn + 1).await;
         }
         assert_eq!(gateway.send_raw(GET).await.status, 200, "{turn}");
     }
+}
+
+/// Envoy closes a connection with 500 resets, and with it the requests of others.
+#[tokio::test]
+async fn http2_connection_with_hundreds_of_aborted_requests_is_replaced_while_a_slot_is_free() {
+    let upstream = WaitingServer::start().await;
+    let gateway = upstream.gateway("bulkhead: { concurrent: 100, connections: 2, wait: 100ms }");
+    let mut other = gateway.client().await;
+    other.send(WAITS).await;
+    eventually("it is sent", || upstream.waiting() == 1).await;
+    for _ in 0..256 {
+        upstream.abort_request(&gateway, 1).await;
+    }
+    assert_eq!(gateway.send_raw(GET).await.status, 200);
+    assert_eq!(upstream.connections(), 2);
 }
