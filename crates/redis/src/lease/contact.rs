@@ -234,7 +234,7 @@ impl LeaseNode {
         });
         match ready.reason {
             ContactReason::Settlement | ContactReason::Close | ContactReason::Report { .. } => {
-                count(&self.events.settlements, 1)
+                count(&self.events.settlements, 1);
             }
             _ if reply.granted == 0 => count(&self.events.rejections, 1),
             _ => {}

@@ -24,7 +24,7 @@ fn open(server: &RedisServer, coordination: Coordination) -> RedisStore {
         // A busy machine must not decide the outcome of a test.
         timeout: Duration::from_secs(5),
         // Only the stop pushes counts.
-        sync_interval: Duration::from_secs(3_600),
+        sync_interval: Duration::from_hours(1),
         ..RedisConfig::new(Endpoint::parse(&server.url()).unwrap())
     };
     let store = RedisStore::new(config, Arc::new(SystemClock::new()));

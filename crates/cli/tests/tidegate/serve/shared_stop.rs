@@ -55,3 +55,15 @@ fn gateway_that_hands_over_leaves_its_unspent_units_to_its_successor() {
     assert_eq!(first.wait().code(), Some(0), "the old process exits");
     assert_eq!(admitted(&second.address), REQUESTS - 1);
 }
+
+#[test]
+fn gateway_with_leased_units_stops_while_redis_hangs() {
+    let redis = RedisServer::start();
+    let policy = policy(&redis.url());
+    let mut gateway = serve(&["--config", &policy.path()]);
+    assert_eq!(request(&gateway.address, "GET", "/", "", "").status, 200);
+    redis.stop();
+    gateway.signal("-TERM");
+    assert_eq!(gateway.wait().code(), Some(0));
+    redis.resume();
+}

@@ -14,10 +14,7 @@ impl LeaseBlock {
     /// Stops spending the lease, and asks Redis before the next decision. A request without a reply is given up. What Redis
     /// still holds for the lease is released with the next request, without waiting for a decision.
     pub(crate) fn forget(&mut self) {
-        if self.granted > self.spent {
-            self.held_until = self.held_until.max(self.usable_until);
-        }
-        self.granted = self.spent;
+        self.keep(0);
         self.contact = None;
         self.occupied = None;
         self.rejection = None;
