@@ -155,7 +155,7 @@ fn serve(
     drop((listeners, service_listeners));
     stop.send_replace(true);
     join_all(threads)?;
-    runtime.block_on(gateway.limiter().store().leave());
+    runtime.block_on(gateway.limiter().store().close());
     // After a takeover the successor owns the file, and this write is rejected.
     let _ = runtime.block_on(admin_state.write_penalties());
     admin.map_or(Ok(()), AdminHandle::join)?;

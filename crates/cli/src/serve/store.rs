@@ -79,9 +79,12 @@ impl SelectedStore {
         }
     }
 
-    /// Tells the other nodes that this one stops. They notice its silence anyway, only later.
-    pub(crate) async fn leave(&self) {
+    /// Returns units that this node has not spent to the other nodes, and tells them that it stops. After the last request; takes
+    /// a bounded time if Redis does not respond.
+    pub(crate) async fn close(&self) {
         if let Self::Redis(shared) = self {
+            shared.store.close().await;
+            // The others notice its silence anyway, only later.
             let _ = shared.store.leave().await;
         }
     }

@@ -133,6 +133,8 @@ pub(crate) enum ContactReason {
     Report { cost: u64 },
     /// It is time to report, to renew and to release.
     Settlement,
+    /// The node stops: everything is reported and released.
+    Close,
 }
 
 /// The identity of a request: who asks, in which order, among how many nodes.
@@ -430,7 +432,11 @@ impl LeaseBlock {
                     self.settle_at = now + self.horizon;
                     return None;
                 }
-                self.granted = self.spent.saturating_add(kept);
+                self.keep(kept);
+                (0, 0)
+            }
+            ContactReason::Close => {
+                self.keep(0);
                 (0, 0)
             }
         };
@@ -470,7 +476,7 @@ impl LeaseBlock {
             ContactReason::LowWater { cost } | ContactReason::Report { cost } => {
                 cost.min(self.spent.saturating_sub(self.reported))
             }
-            ContactReason::Decision { .. } | ContactReason::Settlement => 0,
+            ContactReason::Decision { .. } | ContactReason::Settlement | ContactReason::Close => 0,
         };
         self.reported = self.spent.saturating_sub(unreported);
         self.reported_at = if unreported > 0 { at - TimeSpan::from_micros(1) } else { at };

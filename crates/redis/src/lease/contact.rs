@@ -27,7 +27,7 @@ const STEP: Duration = Duration::from_millis(20);
 /// A step looks at one shard in this many, so that every counter is looked at about once in 320 ms.
 const STEPS: usize = 16;
 /// The most counters in one call, so that Redis is not blocked for long.
-const CALL_MAX: usize = 64;
+pub(super) const CALL_MAX: usize = 64;
 
 /// The counters of a node and the way to Redis.
 #[derive(Debug)]
@@ -180,7 +180,7 @@ impl LeaseNode {
     }
 
     /// Sends requests in as few calls as possible, all at the same time.
-    async fn exchange_all(&self, ready: Vec<ReadyRequest>, now: Timestamp) {
+    pub(super) async fn exchange_all(&self, ready: Vec<ReadyRequest>, now: Timestamp) {
         let most = if self.link.has_slots() { 1 } else { CALL_MAX };
         if ready.len() <= most {
             return self.exchange(ready, now).await;
@@ -233,7 +233,9 @@ impl LeaseNode {
             std::mem::take(&mut slot.waiters)
         });
         match ready.reason {
-            ContactReason::Settlement | ContactReason::Report { .. } => count(&self.events.settlements, 1),
+            ContactReason::Settlement | ContactReason::Close | ContactReason::Report { .. } => {
+                count(&self.events.settlements, 1);
+            }
             _ if reply.granted == 0 => count(&self.events.rejections, 1),
             _ => {}
         }

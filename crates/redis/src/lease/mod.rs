@@ -47,6 +47,9 @@
 //! every lease counts under both, so each node gets only what its limit admits on top of all leases. A lease ends with the
 //! first window of either limit that ends. Only leases granted before the second limit was met may outlive a window of it.
 //!
+//! *Stop.* A node that stops reports all that it has spent and releases the rest, with its last request for each counter. Units of
+//! a node that is killed return as described below.
+//!
 //! # Sizes
 //!
 //! The first block is the node's fair share of what nodes without a lease can get: 300 units over three nodes start as
@@ -60,6 +63,7 @@
 //! of a killed node are charged then and drain. Leases of windows last until their window ends.
 
 mod block;
+mod close;
 mod contact;
 mod decide;
 mod demand;
@@ -120,6 +124,12 @@ impl LeaseStore {
     pub async fn settle(&self, now: Timestamp) {
         let now = self.node.local_time(now);
         self.node.settle(0..self.node.table.len(), now).await;
+    }
+
+    /// Reports what this node has spent of all leases, and releases what it has not. For the end of the process, after the last
+    /// decision. Gives up if Redis does not reply.
+    pub(crate) async fn close(&self, now: Timestamp) {
+        self.node.close(now).await;
     }
 
     /// Figures about the leases of this node. The time is taken from the clock, or is `now` if a trace is replayed.

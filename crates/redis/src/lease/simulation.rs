@@ -258,6 +258,10 @@ impl Simulation {
                 self.coverage.stops += 1;
             }
             2 => self.nodes[node].block.forget(),
+            // What a node does that stops. It continues: the law holds without the end of its process, too.
+            3 if self.nodes[node].block.must_close(local) && !self.nodes[node].block.is_pending() => {
+                self.contact(node, ContactReason::Close);
+            }
             _ if self.nodes[node].block.is_due(local) => self.contact(node, ContactReason::Settlement),
             _ => {}
         }

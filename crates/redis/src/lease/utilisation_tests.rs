@@ -124,3 +124,38 @@ fn counter_whose_request_has_no_reply_is_kept_until_it_is_settled() {
     block.receive(3, &LeaseReply { now: later, life: minute, ..LeaseReply::default() }, later);
     assert!(block.is_idle(later + minute) && !block.is_due(later));
 }
+
+#[test]
+fn units_whose_release_was_not_sent_are_released_by_the_next_request() {
+    let day = TimeSpan::from_secs(86_400);
+    let limit = Limit::new(Algorithm::FixedWindow, Spec::new(100, day)).unwrap();
+    let origin = RequestOrigin { node: NodeId(1), sequence: 2, nodes: NonZeroU32::MIN };
+    for reason in [ContactReason::Settlement, ContactReason::Close] {
+        let mut block = LeaseBlock::new(limit, 1);
+        assert!(block.request(origin, ContactReason::Decision { cost: 1 }, START).is_some());
+        let reply = LeaseReply {
+            now: START,
+            epoch: 2,
+            granted: 50,
+            life: day,
+            capacity: 100,
+            ..LeaseReply::default()
+        };
+        block.receive(2, &reply, START);
+        // Nothing is requested for a while: a settlement releases everything too.
+        let mut later = START;
+        for sequence in 3..100 {
+            later = later + TimeSpan::from_secs(20);
+            if block.request(RequestOrigin { sequence, ..origin }, reason, later).is_some() {
+                block.take_back(sequence);
+                break;
+            }
+        }
+        assert_eq!(block.units(later), 0, "{reason:?}");
+        assert!(block.is_due(later) && block.must_close(later) && !block.is_idle(later), "{reason:?}");
+        let again = RequestOrigin { sequence: 100, ..origin };
+        assert!(block.request(again, ContactReason::Settlement, later).is_some(), "{reason:?}");
+        block.receive(100, &LeaseReply { now: later, life: day, ..LeaseReply::default() }, later);
+        assert!(!block.is_due(later) && !block.must_close(later), "{reason:?}");
+    }
+}

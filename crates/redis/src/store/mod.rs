@@ -14,7 +14,9 @@ mod settings;
 mod share;
 
 use std::sync::Arc;
+use std::time::Duration;
 
+use futures_util::future::join;
 use tidegate_core::{
     Check, Coordination, CounterKey, Decision, Limit, Refund, Role, StoreFailureMode, TimeSpan, Timestamp,
     Verdict,
@@ -55,6 +57,9 @@ const LOCAL_LIFE: TimeSpan = TimeSpan::from_millis(100);
 /// In a cluster a decision over several slots may charge units for a moment and cancel that; a rejection caused by them ends
 /// without a message.
 const CLUSTER_LIFE: TimeSpan = TimeSpan::from_secs(1);
+
+/// A stop waits for Redis at most this long.
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Counters that several nodes share through Redis or Valkey.
 ///
@@ -124,6 +129,17 @@ impl RedisStore {
     /// Waits for a reply to `PING`, on the connection that decisions use.
     pub async fn ping(&self) -> Result<(), StoreError> {
         self.state.link.command(0, &redis::cmd("PING")).await.map(drop)
+    }
+
+    /// Returns to Redis what other nodes can use: reports what was spent of leases, releases what was not, and pushes the counts of
+    /// `sync`. For the end of the process, after the last decision; takes at most a second. What Redis does not get by then is
+    /// as that of a node that was killed. Needs a tokio runtime with time.
+    pub async fn close(&self) {
+        let now = self.state.link.clock().now();
+        let closed = join(self.state.lease.close(now), self.state.sync.close(now));
+        if tokio::time::timeout(CLOSE_TIMEOUT, closed).await.is_err() {
+            tracing::debug!("not all counters were settled before the stop");
+        }
     }
 
     /// Leaves the nodes that share the limits, so that the others stop counting this one at once. For the end of the process.

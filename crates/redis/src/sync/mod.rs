@@ -36,6 +36,7 @@ mod table;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
 
 use smallvec::SmallVec;
 use thiserror::Error;
@@ -57,6 +58,10 @@ use report::SyncMetrics;
 pub use report::SyncReport;
 use store_clock::StoreClock;
 use table::{LockedTable, SyncLedger, SyncTable};
+
+/// How often a node that stops tries to push its changes, and the time between two attempts.
+const CLOSE_ATTEMPTS: usize = 8;
+const CLOSE_PAUSE: Duration = Duration::from_millis(50);
 
 /// Counters of which every node keeps a copy. Supports `token_bucket`, `fixed_window` and `sliding_window_counter`.
 #[derive(Clone, Debug)]
@@ -129,6 +134,20 @@ impl SyncStore {
     /// Exchanges counts with Redis now. `now` counts only with [`TimeSource::Caller`](crate::TimeSource::Caller).
     pub async fn exchange(&self, now: Timestamp) -> Result<(), StoreError> {
         self.node.exchange(now).await
+    }
+
+    /// Pushes the changes that Redis does not know yet. For the end of the process, after the last decision. Gives up if Redis does
+    /// not reply.
+    pub(crate) async fn close(&self, now: Timestamp) {
+        for _ in 0..CLOSE_ATTEMPTS {
+            if self.node.table.len() == 0
+                || !self.node.link.is_available()
+                || self.exchange(now).await.is_ok()
+            {
+                return;
+            }
+            tokio::time::sleep(CLOSE_PAUSE).await;
+        }
     }
 
     /// Renews the copy of the counter with this name under central coordination, because another node reset, refunded or overrode

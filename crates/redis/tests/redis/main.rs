@@ -4,6 +4,7 @@
 
 mod carried_limits;
 mod central;
+mod close;
 mod doctor;
 mod failure;
 mod lease;

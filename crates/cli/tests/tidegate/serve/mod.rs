@@ -10,6 +10,7 @@ mod prometheus;
 mod reload;
 mod reload_safety;
 mod shared;
+mod shared_stop;
 mod shutdown;
 mod signals;
 mod socket_activation;

@@ -14,10 +14,7 @@ impl LeaseBlock {
     /// Stops spending the lease, and asks Redis before the next decision. A request without a reply is given up. What Redis
     /// still holds for the lease is released with the next request, without waiting for a decision.
     pub(crate) fn forget(&mut self) {
-        if self.granted > self.spent {
-            self.held_until = self.held_until.max(self.usable_until);
-        }
-        self.granted = self.spent;
+        self.keep(0);
         self.contact = None;
         self.occupied = None;
         self.rejection = None;
@@ -27,6 +24,24 @@ impl LeaseBlock {
         self.low_water = 0;
         self.report_at = u64::MAX;
         self.rejections_in_a_row = 0;
+    }
+
+    /// Gives up all but `units` of the lease. They are released with the next request; if it is not sent, with the one after it.
+    pub(super) fn keep(&mut self, units: u64) {
+        let granted = self.spent.saturating_add(units);
+        if granted < self.granted {
+            self.granted = granted;
+            self.held_until = self.held_until.max(self.usable_until);
+        }
+    }
+
+    /// Whether a node that stops at `now` has something to report or to release.
+    pub(crate) fn must_close(&self, now: Timestamp) -> bool {
+        self.debt > 0
+            || self.must_release(now)
+            || self.granted > self.spent
+            // Redis counts what is left of a lease that is over as spent.
+            || self.spent > self.reported && now < self.usable_until
     }
 
     /// Redis may have granted what `pending` asked for.
