@@ -160,8 +160,8 @@ impl<S: Store + 'static> Limiter<S> {
         self.bans.all()
     }
 
-    /// Replaces the limit of a counter, or with `None` ends that. The spent units stay spent. Refunds of the counter may have no
-    /// effect until some time after the end, and say so.
+    /// Replaces the limit of a counter, or with `None` ends that. The spent units stay spent. What was charged before the override
+    /// begins, or shortly before its end, is not refunded; such a refund says so.
     pub async fn override_limit(
         &self,
         key: CounterKey<'_>,

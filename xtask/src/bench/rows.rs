@@ -12,7 +12,7 @@ pub(crate) struct Row {
     pub(crate) peer: &'static str,
     /// The figure in a round: a time for each piece of work.
     pub(crate) figure: Figure,
-    /// So many that the median varies by much less than `CHANGE_ALLOWED`.
+    /// The number of rounds. With these, the median varies by much less than `CHANGE_ALLOWED`.
     pub(crate) rounds: usize,
 }
 
