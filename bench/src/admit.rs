@@ -119,8 +119,13 @@ fn match_nanos(policy: &str, count: usize, headers: &HeaderMap) -> anyhow::Resul
         let start = Instant::now();
         for n in 0..CALLS {
             let path = &paths[n % PATHS];
-            let facts =
-                Facts { method: "GET", host: "api.example.org", path, headers, peer: [10, 0, 0, 1].into() };
+            let facts = Facts {
+                method: "GET",
+                host: Some("api.example.org"),
+                path,
+                headers,
+                peer: [10, 0, 0, 1].into(),
+            };
             let admission = matcher.admit(black_box(&facts), None, Timestamp::default(), &mut scratch);
             if let Admission::Checked(matched) = black_box(&admission) {
                 checks += matched.checks().len();

@@ -75,7 +75,7 @@ fn sample() -> anyhow::Result<HeaderMap> {
 fn facts(headers: &HeaderMap) -> Facts<'_> {
     Facts {
         method: "POST",
-        host: "api.example.org",
+        host: Some("api.example.org"),
         path: "/api/v1/orders",
         headers,
         peer: [10, 0, 0, 1].into(),

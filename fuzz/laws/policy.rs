@@ -2,9 +2,13 @@
 
 use std::borrow::Cow;
 
-use http::HeaderMap;
+use http::header::{HOST, HeaderValue};
+use http::{HeaderMap, Uri, Version};
 use tidegate_core::Timestamp;
-use tidegate_policy::{Admission, Facts, FileError, Files, Matcher, Scratch, compile, diff};
+use tidegate_policy::{
+    Admission, Facts, FileError, Files, HeaderTraits, Matcher, ReadOptions, RequestHead, Scratch, compile,
+    diff,
+};
 
 /// Files that a policy may refer to.
 struct TestFiles;
@@ -47,7 +51,7 @@ pub(crate) fn assert_law(bytes: &[u8]) {
     ];
     for (method, path) in requests {
         let facts =
-            Facts { method, host: "example.org", path, headers: &headers, peer: [192, 0, 2, 1].into() };
+            Facts { method, host: Some("example.org"), path, headers: &headers, peer: [192, 0, 2, 1].into() };
         let directory = plan.directory.as_deref();
         if let Admission::Checked(matched) = matcher.admit(&facts, directory, Timestamp::ZERO, &mut scratch) {
             assert_eq!(matched.checks().len(), matched.rules().count());
@@ -58,8 +62,13 @@ pub(crate) fn assert_law(bytes: &[u8]) {
             let limits = &plan.rate_limits;
             assert!(limits.global.is_none() || matched.rules().any(|rule| rule.name == "global"));
         }
-        if let Ok(target) = matcher.target("example.org", path) {
-            assert_eq!(target.route, matcher.route("example.org", &target.path));
+        let (uri, peer) = (Uri::from_static(path), facts.peer);
+        let mut headers = HeaderMap::from_iter([(HOST, HeaderValue::from_static("example.org"))]);
+        let (traits, version) = (HeaderTraits::default(), Some(Version::HTTP_11));
+        let head = RequestHead { method, uri: &uri, version, headers: &mut headers, traits, peer };
+        let options = ReadOptions { directory, needs_route: false, removes_headers: true };
+        if let Ok(read) = matcher.read(head, options, || Timestamp::ZERO) {
+            assert_eq!(read.route, matcher.route("example.org", &read.path));
         }
     }
 }

@@ -15,7 +15,7 @@ struct LongTest {
     run: fn() -> anyhow::Result<()>,
 }
 
-const LONG_TESTS: [LongTest; 14] = [
+const LONG_TESTS: [LongTest; 15] = [
     LongTest {
         name: "accuracy",
         what: "three node processes share limits through Redis in every mode, clocks skewed by 5 s; replayed on an ideal limiter",
@@ -81,6 +81,15 @@ const LONG_TESTS: [LongTest; 14] = [
         what: "several hundred valid and invalid requests, byte by byte, to the gateway and to nginx",
         bar: "no difference that docs/gateway.md does not list",
         run: || with_nginx("long_probes"),
+    },
+    LongTest {
+        name: "readings",
+        what: "10,000 generated requests, ordinary and odd, to gateway, decision service (three ways), tower layer and `explain`",
+        bar: "the same reason to reject a request, or the same rules, counters and costs, in all of them",
+        run: || {
+            let line = "test --release --package tidegate-service --test service -- --ignored --nocapture";
+            run::run(cargo(line).arg("long_generated_requests"))
+        },
     },
     LongTest {
         name: "reload",

@@ -99,7 +99,7 @@ impl<R: Backend> AdminServer<R> {
     ) -> ApiResponse {
         let (head, body) = request.into_parts();
         if let Err(error) = check_transfer_encoding(&head.headers) {
-            return misframed(error.reason()).into_response();
+            return misframed(&error.to_string()).into_response();
         }
         let result = match self.auth.authorize(&head.method, head.uri.path(), &head.headers, addresses) {
             Err(error) => Err(error),

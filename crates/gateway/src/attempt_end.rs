@@ -6,7 +6,7 @@ use std::time::Duration;
 use http::Response;
 use http::header::RETRY_AFTER;
 use tidegate_core::{CallEnd, CallOutcome, TimeSpan};
-use tidegate_policy::RetryPlan;
+use tidegate_policy::{RequestError, RetryPlan};
 use tidegate_telemetry::AttemptResult;
 
 use crate::error::ServeError;
@@ -138,7 +138,7 @@ fn exchange_error(error: &SendError, upload: Option<UploadFailure>) -> ServeErro
     match (upload, error) {
         (Some(failure), _) => upload_error(failure),
         (None, SendError::NoSlot) => ServeError::BulkheadFull,
-        (None, SendError::Host) => ServeError::Framing("invalid Host header"),
+        (None, SendError::Host) => ServeError::Request(RequestError::Host),
         (None, _) => ServeError::BadUpstreamResponse,
     }
 }

@@ -10,7 +10,7 @@ use tidegate_headers::{
     BodyStyle, ErrorBody, GrpcPushback, RejectionReason, ReportedLimit, grpc_content_type, write_grpc_status,
     write_retry_after,
 };
-use tidegate_policy::{FallbackBody, FallbackPlan, HeaderError, PathError};
+use tidegate_policy::{FallbackBody, FallbackPlan, RequestError};
 
 use crate::http::response_body::ResponseBody;
 
@@ -20,12 +20,8 @@ const HEADERS: usize = 12;
 /// Why a request was not served.
 #[derive(Debug)]
 pub(crate) enum ServeError {
-    /// The path is ambiguous.
-    Path(PathError),
-    /// The framing or the host is invalid or ambiguous.
-    Framing(&'static str),
-    /// The headers identify more than one client, or a token or an API key is not valid.
-    Headers(HeaderError),
+    /// The request is ambiguous, has no route, or has a token or an API key that is not valid.
+    Request(RequestError),
     /// hyper cannot parse the head.
     BadHead,
     /// The head has too many bytes or fields.
@@ -38,8 +34,6 @@ pub(crate) enum ServeError {
     SlowBody,
     /// The body is malformed or incomplete.
     BadBody,
-    /// No route matches.
-    NoRoute,
     /// The client or its network is banned.
     Banned,
     /// A rate limit or a concurrency limit is exceeded, or the client is locked out.
@@ -94,18 +88,21 @@ impl FixedResponse {
     }
 }
 
+impl From<RequestError> for ServeError {
+    fn from(error: RequestError) -> Self {
+        Self::Request(error)
+    }
+}
+
 impl ServeError {
     pub(crate) fn status(&self) -> StatusCode {
         match self {
-            Self::Headers(error) if error.challenge().is_some() => StatusCode::UNAUTHORIZED,
-            Self::Path(_) | Self::Framing(_) | Self::Headers(_) | Self::BadHead | Self::BadBody => {
-                StatusCode::BAD_REQUEST
-            }
+            Self::Request(error) => error.status(),
+            Self::BadHead | Self::BadBody => StatusCode::BAD_REQUEST,
             Self::HeadTooLarge => StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE,
             Self::UriTooLong => StatusCode::URI_TOO_LONG,
             Self::TooLarge => StatusCode::PAYLOAD_TOO_LARGE,
             Self::SlowBody => StatusCode::REQUEST_TIMEOUT,
-            Self::NoRoute => StatusCode::NOT_FOUND,
             Self::Banned => StatusCode::FORBIDDEN,
             Self::Rejected(_) => StatusCode::TOO_MANY_REQUESTS,
             Self::TooManyWaiting
@@ -124,23 +121,13 @@ impl ServeError {
     /// The code for programs and the message for people.
     fn code_and_message(&self) -> (&'static str, Cow<'static, str>) {
         let (code, message) = match self {
-            Self::Path(error) => return ("bad_path", format!("Invalid path: {error}.").into()),
-            Self::Framing(what) => {
-                return ("bad_request", format!("Invalid request: {what}.").into());
-            }
-            Self::Headers(error) if error.challenge().is_some() => {
-                return ("unauthorized", format!("Unauthorized: {error}.").into());
-            }
-            Self::Headers(error) => {
-                return ("bad_request", format!("Invalid request: {error}.").into());
-            }
+            Self::Request(error) => return (error.code(), error.message()),
             Self::BadHead => ("bad_request", "Invalid request line or header."),
             Self::HeadTooLarge => ("head_too_large", "Request line and headers are too large."),
             Self::UriTooLong => ("uri_too_long", "Request URI is too long."),
             Self::TooLarge => ("body_too_large", "Request body is too large."),
             Self::SlowBody => ("body_too_slow", "Request body was sent too slowly."),
             Self::BadBody => ("bad_body", "Request body is malformed or incomplete."),
-            Self::NoRoute => ("no_route", "No matching route."),
             Self::Banned => ("banned", "Client is banned."),
             Self::Rejected(RejectedRequest { reason, retry_after, .. }) => {
                 return (reason.code(), reason.message(*retry_after).into());
@@ -256,7 +243,7 @@ pub(crate) fn rescue(
     if let GrpcPushback::Seconds(seconds) = cause.pushback() {
         write_retry_after(&mut headers, seconds);
     }
-    if let ServeError::Headers(error) = &cause
+    if let ServeError::Request(error) = &cause
         && let Some(challenge) = error.challenge()
     {
         headers.insert(WWW_AUTHENTICATE, HeaderValue::from_static(challenge));

@@ -3,7 +3,7 @@
 //! The stack in the order in which a request passes it, with the reason for each position:
 //!
 //! 1. *errors* ([`serve`], [`Exchange::respond`]): outermost, so that every failure below becomes a response and is recorded.
-//! 2. *validation*, route and headers: nothing below may read a request that has two meanings.
+//! 2. *reading*: framing, method, host, route and headers: nothing below may read a request that has two meanings.
 //! 3. *deadline*: a request that is too late is not charged, and all waiting below is bounded by it.
 //! 4. *limiter* (`limit`): before everything that is shared with other clients, so that a client over its limit cannot use
 //!    that up. What is charged here and rejected below, before anything was sent, is refunded.
@@ -15,7 +15,6 @@
 //! 9. *timeout of the attempt* (`time_bounds`): innermost, so that it measures the server and nothing else.
 //! 10. *upstream* (`upstream`): the exchange itself.
 
-use std::borrow::Cow;
 use std::net::IpAddr;
 use std::rc::Rc;
 
@@ -25,7 +24,7 @@ use http::{HeaderMap, Response, Version};
 use http_body::Body;
 use hyper::body::Incoming;
 use tidegate_headers::{RateLimitHeaders, grpc_content_type, is_rejected_by_upstream};
-use tidegate_policy::{Facts, HeaderError, Route, Target, requested_host};
+use tidegate_policy::{NormalRequest, ReadOptions, RequestError, RequestHead, Route};
 use tidegate_store::Store;
 use tidegate_telemetry::{Log, RequestRecord};
 use tidegate_tower::deadline::Deadline;
@@ -97,36 +96,32 @@ impl<'e, S: Store + 'static> Exchange<'e, S> {
     async fn run(&mut self, request: &mut ReceivedRequest) -> Result<Response<ResponseBody>, ServeError> {
         let snapshot = self.snapshot;
         let parts = &mut request.parts;
-        self.flags = validate::check_framing(parts, self.flags, &self.worker.limits)?;
-        // Routing and matching use the normalized host and path; the normalized path is forwarded.
-        let host = validate::request_host(parts)?;
-        let host =
-            host.as_ref().map_or(Ok(Cow::Borrowed("")), requested_host).map_err(validate::bad_request)?;
-        let Target { route, path } =
-            snapshot.policy.matcher.target(&host, parts.uri.path()).map_err(ServeError::Path)?;
+        let mut read = self.read(parts)?;
         // A request without a route is not charged.
-        let (route, upstream) =
-            route.and_then(|route| Some((route, snapshot.upstream(route)?))).ok_or(ServeError::NoRoute)?;
-        let (is_trusted, refused) = self.check_headers(&mut parts.headers, route)?;
-        self.read_deadline(&mut parts.headers)?;
-        let (method, headers, peer) = (parts.method.as_str(), &parts.headers, self.conn_info.peer);
-        let facts = Facts { method, host: &host, path: &path, headers, peer };
+        let (route, upstream) = read
+            .route
+            .and_then(|route| Some((route, snapshot.upstream(route)?)))
+            .ok_or(RequestError::NoRoute)?;
+        self.read_deadline(read.headers)?;
         // A request that is refused stays charged, so that guesses of keys and tokens are not free.
-        let may_be_refunded = refused.is_none()
+        let may_be_refunded = read.refused.is_none()
             && (self.deadline.is_some() || route.bulkhead.is_some() || upstream.resilience.can_reject());
-        let admitted = self.limit(&facts, upstream, may_be_refunded).await?;
-        if let Some(refused) = refused {
-            return Err(ServeError::Headers(*refused));
+        let admitted = self.limit(&read.facts(), upstream, may_be_refunded).await?;
+        if let Some(refused) = read.refused.take() {
+            return Err(RequestError::Headers(*refused).into());
         }
         let AdmittedRequest { sticky_key, permits, mut reservations, mut refund, at } = admitted;
-        let permits = self.admit((route, upstream), permits, (headers, is_trusted), at).await?;
+        let is_trusted = read.is_trusted;
+        let permits = self.admit((route, upstream), permits, (read.headers, is_trusted), at).await?;
         let addresses = snapshot.plan().identities.addresses();
-        let address = if is_trusted { addresses.client(headers, peer) } else { peer };
+        let address = if is_trusted { addresses.client(read.headers, read.peer) } else { read.peer };
         let client = ClientId::new(addresses, address);
         let meter = self.worker.limiter.body_meter(&mut reservations);
         let meter = meter.map(|meter| Box::new(meter) as Box<dyn ByteMeter>);
-        let is_normalized = matches!(path, Cow::Owned(_));
-        if let Some(uri) = validate::rewrite_uri(&parts.uri, &path, is_normalized)? {
+        let rewritten = read.rewritten_uri()?;
+        // Otherwise it would be part of the state while the request is sent.
+        drop(read);
+        if let Some(uri) = rewritten {
             parts.uri = uri;
         }
         let mut outbound = self.prepare(request, (route, is_trusted), meter);
@@ -156,28 +151,22 @@ impl<'e, S: Store + 'static> Exchange<'e, S> {
         Ok(())
     }
 
-    /// Removes headers that the client may not send, and rejects ambiguous ones. Returns whether the peer is a trusted
-    /// proxy, and why a token or a key that was removed must be answered with 401.
-    fn check_headers(
-        &self,
-        headers: &mut HeaderMap,
-        route: &Route,
-    ) -> Result<(bool, Option<Box<HeaderError>>), ServeError> {
-        let addresses = self.snapshot.plan().identities.addresses();
-        let is_trusted = addresses.trusts(self.conn_info.peer);
-        let rules = (self.snapshot.policy.matcher.header_rules(), route.http.underscore_headers);
-        hop_headers::sanitize_request(headers, self.flags, is_trusted, rules).map_err(ServeError::Headers)?;
-        if is_trusted {
-            addresses.check(headers, self.conn_info.peer).map_err(ServeError::Headers)?;
-        }
-        let (policy, clock) = (&self.snapshot.policy, self.worker.limiter.clock());
-        let checked = policy.matcher.apply_credentials(headers, policy.directory.as_deref(), || clock.now());
-        match checked {
-            Ok(()) => Ok((is_trusted, None)),
-            // Boxed, because it is kept while the limits are checked.
-            Err(error) if error.challenge().is_some() => Ok((is_trusted, Some(Box::new(error)))),
-            Err(error) => Err(ServeError::Headers(error)),
-        }
+    /// The one meaning of the request: its normalized host and path are matched, and the path is forwarded.
+    fn read<'r>(&self, parts: &'r mut Parts) -> Result<NormalRequest<'e, 'r>, ServeError> {
+        validate::check_framing(&mut parts.headers, self.flags, &self.worker.limits)?;
+        let snapshot = self.snapshot;
+        let (policy, clock) = (&snapshot.policy, self.worker.limiter.clock());
+        let head = RequestHead {
+            method: parts.method.as_str(),
+            uri: &parts.uri,
+            version: Some(parts.version),
+            headers: &mut parts.headers,
+            traits: self.flags.traits(),
+            peer: self.conn_info.peer,
+        };
+        let options =
+            ReadOptions { directory: policy.directory.as_deref(), needs_route: true, removes_headers: true };
+        Ok(policy.matcher.read(head, options, || clock.now())?)
     }
 
     /// The request as it is sent to a server.

@@ -9,8 +9,9 @@ use http::HeaderMap;
 pub struct Facts<'a> {
     /// The method as sent, which is uppercase.
     pub method: &'a str,
-    /// The host, normalised by [`normalize_host`](crate::normalize_host).
-    pub host: &'a str,
+    /// The host, normalised by [`normalize_host`](crate::normalize_host), and empty if the request has none. `None` if the caller does
+    /// not know it: a condition that reads an unknown host cannot be evaluated, so its rule applies.
+    pub host: Option<&'a str>,
     /// The path, normalised, without the query.
     pub path: &'a str,
     /// The headers.

@@ -66,7 +66,7 @@ pub use identity::{
 pub use language::{reference, schema};
 pub use matcher::{
     ActivePolicy, Admission, AppliedRules, BanSource, CheckResult, ConcurrencyCheck, Exclusion, Exemption,
-    MatchedRequest, Matcher, Reservation, RuntimeData, Scratch, Settlement, Target,
+    MatchedRequest, Matcher, Reservation, RuntimeData, Scratch, Settlement,
 };
 pub use path::{PathError, normalize};
 pub use plan::{
@@ -81,8 +81,8 @@ pub use plan::{
 };
 pub use problem::{Excerpt, Problem, Problems, Severity};
 pub use request::{
-    RequestError, check_http1_headers, check_method, check_transfer_encoding, has_unusual_character,
-    host_header, is_proxy_header, requested_host,
+    HeaderTraits, NormalRequest, ReadOptions, RequestError, RequestHead, check_http1_headers,
+    check_transfer_encoding, has_unusual_character, is_proxy_header, trim_value,
 };
 pub use units::{QuantityError, duration, span_text};
 

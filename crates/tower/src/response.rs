@@ -91,23 +91,15 @@ pub(crate) fn policy_rejection_response<B: From<Vec<u8>>>(
         PolicyRejection::NoLength => {
             (StatusCode::LENGTH_REQUIRED, "length_required", "Request needs a Content-Length.")
         }
-        PolicyRejection::Path(_) | PolicyRejection::Uri(_) => {
-            message = format!("Invalid path: {error}.");
-            (StatusCode::BAD_REQUEST, "bad_path", &*message)
-        }
-        PolicyRejection::Headers(headers) if headers.challenge().is_some() => {
-            message = format!("Unauthorized: {error}.");
-            (StatusCode::UNAUTHORIZED, "unauthorized", &*message)
-        }
-        PolicyRejection::Request(_) | PolicyRejection::Headers(_) => {
-            message = format!("Invalid request: {error}.");
-            (StatusCode::BAD_REQUEST, "bad_request", &*message)
+        PolicyRejection::Request(error) => {
+            message = error.message();
+            (error.status(), error.code(), &*message)
         }
     };
     let retry_after = (status == StatusCode::SERVICE_UNAVAILABLE).then_some(SOON);
     let mut response = respond(&ErrorBody { retry_after, ..ErrorBody::new(status, code, text) }, style);
-    if let PolicyRejection::Headers(headers) = error
-        && let Some(challenge) = headers.challenge()
+    if let PolicyRejection::Request(error) = error
+        && let Some(challenge) = error.challenge()
     {
         response.headers_mut().insert(http::header::WWW_AUTHENTICATE, HeaderValue::from_static(challenge));
     }

@@ -5,11 +5,11 @@
 use bitflags::bitflags;
 use http::header::{
     ACCEPT, ACCEPT_ENCODING, ACCEPT_LANGUAGE, AUTHORIZATION, CACHE_CONTROL, CONNECTION, CONTENT_LENGTH,
-    CONTENT_TYPE, COOKIE, EXPECT, HOST, HeaderName, HeaderValue, ORIGIN, PROXY_AUTHENTICATE,
-    PROXY_AUTHORIZATION, REFERER, TE, TRANSFER_ENCODING, UPGRADE, USER_AGENT,
+    CONTENT_TYPE, COOKIE, EXPECT, HOST, HeaderName, ORIGIN, PROXY_AUTHENTICATE, PROXY_AUTHORIZATION, REFERER,
+    TE, TRANSFER_ENCODING, UPGRADE, USER_AGENT,
 };
 use http::{HeaderMap, Version};
-use tidegate_policy::{has_unusual_character, is_proxy_header};
+use tidegate_policy::{HeaderTraits, has_unusual_character, is_proxy_header, trim_value};
 
 bitflags! {
     /// Which headers a message has.
@@ -24,15 +24,14 @@ bitflags! {
         const TE = 1 << 5;
         const EXPECT = 1 << 6;
         const COOKIE = 1 << 7;
-        const HOST = 1 << 8;
         /// Headers that only a trusted proxy may send.
-        const UNTRUSTED = 1 << 9;
-        const FORWARDED_HOST = 1 << 10;
-        const REQUEST_ID = 1 << 11;
+        const UNTRUSTED = 1 << 8;
+        const FORWARDED_HOST = 1 << 9;
+        const REQUEST_ID = 1 << 10;
         /// A name with an underscore or another unusual character.
-        const UNUSUAL_NAME = 1 << 12;
+        const UNUSUAL_NAME = 1 << 11;
         /// How long the client waits.
-        const DEADLINE = 1 << 13;
+        const DEADLINE = 1 << 12;
     }
 }
 
@@ -46,13 +45,24 @@ impl HeaderFlags {
     /// Scans headers and trims their values.
     pub(crate) fn scan_and_trim(headers: &mut HeaderMap) -> Self {
         headers.iter_mut().fold(Self::empty(), |all, (name, value)| {
-            trim(value);
+            trim_value(value);
             all | Self::for_name(name)
         })
     }
 
     pub(crate) fn scan(headers: &HeaderMap) -> Self {
         headers.keys().fold(Self::empty(), |all, name| all | Self::for_name(name))
+    }
+
+    /// Those that the reading of a request needs.
+    #[inline]
+    pub(crate) fn traits(self) -> HeaderTraits {
+        HeaderTraits {
+            connection: self.contains(Self::CONNECTION),
+            transfer_encoding: self.contains(Self::TRANSFER_ENCODING),
+            proxy: self.contains(Self::UNTRUSTED),
+            unusual_name: self.contains(Self::UNUSUAL_NAME),
+        }
     }
 
     fn for_name(name: &HeaderName) -> Self {
@@ -65,10 +75,9 @@ impl HeaderFlags {
             TE => Self::TE,
             EXPECT => Self::EXPECT,
             COOKIE => Self::COOKIE,
-            HOST => Self::HOST,
             // The most frequent others are compared without their text.
-            ACCEPT | ACCEPT_ENCODING | ACCEPT_LANGUAGE | AUTHORIZATION | CACHE_CONTROL | CONTENT_TYPE
-            | ORIGIN | REFERER | USER_AGENT => Self::empty(),
+            HOST | ACCEPT | ACCEPT_ENCODING | ACCEPT_LANGUAGE | AUTHORIZATION | CACHE_CONTROL
+            | CONTENT_TYPE | ORIGIN | REFERER | USER_AGENT => Self::empty(),
             _ => match name.as_str() {
                 "keep-alive" | "proxy-connection" => Self::HOP_BY_HOP,
                 "x-forwarded-host" => Self::UNTRUSTED.union(Self::FORWARDED_HOST),
@@ -85,21 +94,10 @@ impl HeaderFlags {
     }
 }
 
-/// Removes whitespace around a value.
-fn trim(value: &mut HeaderValue) {
-    let is_space = |byte: Option<&u8>| matches!(byte, Some(b' ' | b'\t'));
-    let bytes = value.as_bytes();
-    if !is_space(bytes.first()) && !is_space(bytes.last()) {
-        return;
-    }
-    // A part of a valid value is valid.
-    let Ok(mut trimmed) = HeaderValue::from_bytes(bytes.trim_ascii()) else { return };
-    trimmed.set_sensitive(value.is_sensitive());
-    *value = trimmed;
-}
-
 #[cfg(test)]
 mod tests {
+    use http::header::HeaderValue;
+
     use super::*;
     use crate::http::hop_headers;
 
@@ -147,7 +145,6 @@ mod tests {
             (TE, HeaderFlags::TE),
             (EXPECT, HeaderFlags::EXPECT),
             (COOKIE, HeaderFlags::COOKIE),
-            (HOST, HeaderFlags::HOST),
             (hop_headers::FORWARDED_HOST, HeaderFlags::FORWARDED_HOST),
             (hop_headers::REQUEST_ID, HeaderFlags::REQUEST_ID),
         ];

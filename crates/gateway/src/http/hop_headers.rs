@@ -1,4 +1,4 @@
-//! Changes headers for forwarding: removes hop-by-hop headers, and headers about the client from untrusted peers.
+//! Changes headers for forwarding: removes hop-by-hop headers, and writes those about the client.
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
@@ -9,7 +9,7 @@ use http::header::{
 };
 use http::{HeaderMap, Version};
 use smallvec::SmallVec;
-use tidegate_policy::{Addresses, HeaderError, HeaderRules, UnderscoreHeaders, is_proxy_header};
+use tidegate_policy::{Addresses, HeaderRules, UnderscoreHeaders};
 use tidegate_tower::deadline::Deadline;
 
 use crate::conn::{Activity, ConnectionGuard};
@@ -131,39 +131,6 @@ fn strip_named(headers: &mut HeaderMap, connection: &HeaderValue, keeps_upgrade:
     }
 }
 
-/// Rejects headers that identify more than one client, and removes headers that the peer may not send. Must run before
-/// anything else reads them. `flags` are those of the headers.
-pub(crate) fn sanitize_request(
-    headers: &mut HeaderMap,
-    flags: HeaderFlags,
-    is_trusted: bool,
-    (rules, underscored): (&HeaderRules, UnderscoreHeaders),
-) -> Result<(), HeaderError> {
-    if underscored == UnderscoreHeaders::Drop {
-        if flags.contains(HeaderFlags::UNUSUAL_NAME) {
-            rules.remove_unusual(headers);
-        }
-        rules.remove_aliases(headers);
-    }
-    rules.check(headers)?;
-    if flags.contains(HeaderFlags::CONNECTION) {
-        rules.check_connection(headers)?;
-    }
-    if !is_trusted {
-        rules.remove_proxied(headers);
-        if flags.contains(HeaderFlags::UNTRUSTED) {
-            remove_untrusted(headers);
-        }
-    }
-    Ok(())
-}
-
-fn remove_untrusted(headers: &mut HeaderMap) {
-    let names: SmallVec<[HeaderName; 4]> =
-        headers.keys().filter(|name| is_proxy_header(name.as_str())).cloned().collect();
-    remove(headers, &names);
-}
-
 /// Prepares a client's headers for an upstream. Returns whether forwarding headers were ignored because the peer is not a
 /// trusted proxy.
 pub(crate) fn prepare_request(
@@ -221,22 +188,13 @@ fn join_cookies(headers: &mut HeaderMap) {
     }
 }
 
-/// Removes trailers that a client may not send at all, or only as headers. Identities in trailers were not counted, so they
-/// are removed too.
-pub(crate) fn strip_trailers(
-    trailers: &mut HeaderMap,
-    (rules, underscored): (&HeaderRules, UnderscoreHeaders),
-) {
+/// Removes trailers that a client may not send at all, or only as headers.
+pub(crate) fn strip_trailers(trailers: &mut HeaderMap, rules: &HeaderRules, underscored: UnderscoreHeaders) {
     let flags = HeaderFlags::scan_and_trim(trailers);
     strip_hop_by_hop(trailers, flags, false);
     remove(trailers, &[FORWARDED_FOR, FORWARDED, FORWARDED_PROTO, REQUEST_ID, HOST, CONTENT_LENGTH, TE]);
-    remove_untrusted(trailers);
     Deadline::remove_headers(trailers);
-    rules.remove_identity(trailers);
-    if underscored == UnderscoreHeaders::Drop {
-        rules.remove_unusual(trailers);
-        rules.remove_aliases(trailers);
-    }
+    rules.apply_to_trailers(trailers, underscored);
 }
 
 /// Prepares an upstream's headers for a client.

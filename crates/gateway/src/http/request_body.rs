@@ -251,7 +251,7 @@ impl Upload {
         self.record_progress();
         if let Some(trailers) = frame.trailers_mut() {
             let (snapshot, underscored) = &self.trailers;
-            hop_headers::strip_trailers(trailers, (snapshot.policy.matcher.header_rules(), *underscored));
+            hop_headers::strip_trailers(trailers, snapshot.policy.matcher.header_rules(), *underscored);
         }
         if let Some(recording) = &mut self.recording
             && !recording.add(&frame)

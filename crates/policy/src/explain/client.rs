@@ -3,7 +3,6 @@
 use std::fmt::Write as _;
 use std::net::IpAddr;
 
-use http::HeaderMap;
 use serde::Serialize;
 
 use crate::identity::{ClientName, Identity};
@@ -29,8 +28,8 @@ pub struct ExplainedClient {
 }
 
 impl ExplainedClient {
-    /// `sent` are the headers before ignored ones were removed.
-    pub(super) fn new(matcher: &Matcher, identity: &Identity<'_>, sent: &HeaderMap) -> Self {
+    /// `sent` are the identities of the request before headers were removed.
+    pub(super) fn new(matcher: &Matcher, identity: &Identity<'_>, sent: &Identity<'_>) -> Self {
         let plan = matcher.plan();
         let kind = identity.kind();
         let mut key = Vec::new();
@@ -41,19 +40,19 @@ impl ExplainedClient {
             [] => "first of `identify_by`".to_owned(),
             absent => format!("no {}", absent.join(", no ")),
         };
-        if identity.sent_key().is_some() && identity.api_key().is_none() {
+        if sent.sent_key().is_some() && identity.api_key().is_none() {
             how.push_str(match plan.clients.tiers.file {
                 Some(_) => "; the API key is ignored: it is not in the keys file",
                 None => "; the API key is ignored: no keys file to verify it",
             });
         }
         for name in matcher.header_rules().proxied() {
-            if sent.contains_key(name) && !identity.facts().headers.contains_key(name) {
+            if sent.facts().headers.contains_key(name) && !identity.facts().headers.contains_key(name) {
                 // Writing to a `String` cannot fail.
                 let _ = write!(how, "; header `{name}` is ignored: the peer is not a trusted proxy");
             }
         }
-        for problem in identity.token_problems() {
+        for problem in sent.token_problems() {
             how.push_str("; ");
             how.push_str(&problem);
         }

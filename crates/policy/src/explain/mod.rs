@@ -5,27 +5,29 @@
 
 mod client;
 mod empty_ledger;
-mod rejected;
 mod text;
 
 use std::net::IpAddr;
 
-use http::HeaderMap;
-use http::header::HOST;
+use http::header::{Entry, HOST, HeaderValue};
+use http::{HeaderMap, Method, Uri, Version};
 use serde::{Serialize, Serializer};
 use tidegate_core::{Check, Outcome, Role, Timestamp, Verdict};
 
 use crate::facts::Facts;
-use crate::identity::ClientName;
+use crate::identity::{ClientName, HeaderError};
 use crate::matcher::{
     Admission, BanSource, ConcurrencyCheck, Exemption, MatchedRequest, Matcher, RuntimeData, Scratch,
 };
 use crate::path::Readings;
 use crate::plan::{Plan, Route, Rule, RuleSharing, describe_penalty};
+use crate::request::{HeaderTraits, NormalRequest, ReadOptions, RequestError, RequestHead};
 use crate::units::span_text;
 pub use client::ExplainedClient;
 use client::sanitize;
-use rejected::AcceptedRequest;
+
+/// The host of a request that has none.
+const LOCALHOST: HeaderValue = HeaderValue::from_static("localhost");
 
 /// A request to explain, as a client would send it.
 #[derive(Clone, Copy, Debug)]
@@ -228,89 +230,127 @@ pub struct ExplainedOutcome {
 
 /// Explains how the policy of `matcher` handles a request; `runtime` is a directory, or a directory and bans.
 pub fn explain<'a>(
-    matcher: &Matcher,
-    request: &ExplainRequest<'_>,
+    matcher: &'a Matcher,
+    request: &ExplainRequest<'a>,
     runtime: impl Into<RuntimeData<'a>>,
     now: Timestamp,
 ) -> Explanation {
-    let runtime = runtime.into();
-    match rejected::check(matcher, request, (runtime.directory, now)) {
-        Ok(accepted) => explain_accepted(matcher, (request, &accepted), runtime, now),
-        Err(verdict) => explain_rejected(matcher, (request, verdict), runtime, now),
+    let explainer = Explainer { matcher, request: *request, runtime: runtime.into(), now };
+    explainer.explain().unwrap_or_else(|verdict| explainer.unreadable(verdict))
+}
+
+/// Explains one request.
+struct Explainer<'e> {
+    matcher: &'e Matcher,
+    request: ExplainRequest<'e>,
+    runtime: RuntimeData<'e>,
+    now: Timestamp,
+}
+
+impl ExplainedVerdict {
+    fn rejected(error: &RequestError) -> Self {
+        Self::Rejected { status: error.status().as_u16(), reason: error.to_string() }
+    }
+
+    fn exempt(why: Exemption) -> Self {
+        let why = match why {
+            Exemption::Network(network) => format!("address in {network}"),
+            Exemption::ApiKey => "API key is listed in `clients.exempt`".to_owned(),
+        };
+        Self::Exempt { why }
+    }
+
+    fn banned(by: BanSource<'_>) -> Self {
+        let (subject, by) = match by {
+            BanSource::Policy(network) => (network.to_string(), "policy"),
+            BanSource::Operator(ban) => (ban.subject.to_string(), "operator"),
+        };
+        Self::Banned { subject, by }
     }
 }
 
-fn explain_rejected(
-    matcher: &Matcher,
-    (request, verdict): (&ExplainRequest<'_>, ExplainedVerdict),
-    runtime: RuntimeData<'_>,
-    now: Timestamp,
-) -> Explanation {
-    let &ExplainRequest { method, target, headers, peer } = request;
-    let host = headers.get(HOST).and_then(|host| host.to_str().ok()).unwrap_or_default();
-    let path = target.split_once('?').map_or(target, |(path, _)| path);
-    let facts = Facts { method, host, path, headers, peer };
-    let identity = matcher.plan().identities.identify(&facts, runtime.directory, now);
-    let [method, host, path] = [method, host, path].map(sanitize);
-    Explanation {
-        method,
-        host,
-        path,
-        readings: Vec::new(),
-        client: ExplainedClient::new(matcher, &identity, headers),
-        route: None,
-        verdict,
-        rules: Vec::new(),
-        concurrency_checks: Vec::new(),
-        tightest: None,
+impl Explainer<'_> {
+    fn explain(&self) -> Result<Explanation, ExplainedVerdict> {
+        let ExplainRequest { method, target, headers, peer } = self.request;
+        let invalid = |reason| ExplainedVerdict::Rejected { status: 400, reason };
+        Method::from_bytes(method.as_bytes()).map_err(|_| invalid("invalid method".to_owned()))?;
+        let uri: Uri = target.parse().map_err(|error| invalid(format!("invalid request target: {error}")))?;
+        let mut headers = headers.clone();
+        if let Entry::Vacant(host) = headers.entry(HOST) {
+            // Unlike the gateway, `explain` accepts a request without a host.
+            let value = uri.authority().map_or(Ok(LOCALHOST), |host| HeaderValue::from_str(host.as_str()));
+            host.insert(value.unwrap_or(LOCALHOST));
+        }
+        let traits = HeaderTraits::trim_and_scan(&mut headers);
+        let version = Some(Version::HTTP_11);
+        let head = RequestHead { method, uri: &uri, version, headers: &mut headers, traits, peer };
+        let needs_route = !self.matcher.plan().routes.is_empty();
+        let options = ReadOptions { directory: self.runtime.directory, needs_route, removes_headers: true };
+        let read = self.matcher.read(head, options, || self.now);
+        Ok(self.readable(&read.map_err(|error| ExplainedVerdict::rejected(&error))?))
     }
-}
 
-fn explain_accepted(
-    matcher: &Matcher,
-    (request, accepted): (&ExplainRequest<'_>, &AcceptedRequest<'_, '_>),
-    runtime: RuntimeData<'_>,
-    now: Timestamp,
-) -> Explanation {
-    let AcceptedRequest { headers, host, path, route } = accepted;
-    let facts = Facts { method: request.method, host, path, headers, peer: request.peer };
-    let identity = matcher.plan().identities.identify(&facts, runtime.directory, now);
-    let mut readings = Readings::default();
-    readings.set(path, matcher.path_case(&facts));
-    let mut scratch = Scratch::default();
-    let mut concurrency_checks = Vec::new();
-    let (verdict, rules, tightest) = match matcher.admit(&facts, runtime, now, &mut scratch) {
-        Admission::Exempt { why: Exemption::Network(network) } => {
-            (ExplainedVerdict::Exempt { why: format!("address in {network}") }, Vec::new(), None)
+    fn unreadable(&self, verdict: ExplainedVerdict) -> Explanation {
+        let ExplainRequest { method, target, headers, peer } = self.request;
+        let host = headers.get(HOST).and_then(|host| host.to_str().ok()).unwrap_or_default();
+        let path = target.split_once('?').map_or(target, |(path, _)| path);
+        let client = self.client(&Facts { method, host: Some(host), path, headers, peer });
+        let [method, host, path] = [method, host, path].map(sanitize);
+        Explanation {
+            method,
+            host,
+            path,
+            readings: Vec::new(),
+            client,
+            route: None,
+            verdict,
+            rules: Vec::new(),
+            concurrency_checks: Vec::new(),
+            tightest: None,
         }
-        Admission::Exempt { why: Exemption::ApiKey } => (
-            ExplainedVerdict::Exempt { why: "API key is listed in `clients.exempt`".to_owned() },
-            Vec::new(),
-            None,
-        ),
-        Admission::Banned { by: BanSource::Policy(network) } => {
-            (ExplainedVerdict::Banned { subject: network.to_string(), by: "policy" }, Vec::new(), None)
+    }
+
+    fn client(&self, facts: &Facts<'_>) -> ExplainedClient {
+        let identify =
+            |facts| self.matcher.plan().identities.identify(facts, self.runtime.directory, self.now);
+        let sent = Facts { headers: self.request.headers, ..*facts };
+        ExplainedClient::new(self.matcher, &identify(facts), &identify(&sent))
+    }
+
+    fn readable(&self, request: &NormalRequest<'_, '_>) -> Explanation {
+        let facts = request.facts();
+        let mut readings = Readings::default();
+        readings.set(facts.path, self.matcher.path_case(&facts));
+        let mut scratch = Scratch::default();
+        let mut concurrency_checks = Vec::new();
+        let (mut verdict, rules, tightest) =
+            match self.matcher.admit(&facts, self.runtime, self.now, &mut scratch) {
+                Admission::Exempt { why } => (ExplainedVerdict::exempt(why), Vec::new(), None),
+                Admission::Banned { by } => (ExplainedVerdict::banned(by), Vec::new(), None),
+                Admission::Checked(matched) => {
+                    concurrency_checks
+                        .extend(matched.concurrency_checks().map(|check| ExplainedConcurrency::new(&check)));
+                    explain_checks(&matched, self.now)
+                }
+            };
+        // As in the gateway: the limits come first.
+        if let Some(error) = &request.refused
+            && matches!(verdict, ExplainedVerdict::Exempt { .. } | ExplainedVerdict::Admitted)
+        {
+            verdict = ExplainedVerdict::rejected(&RequestError::Headers(HeaderError::clone(error)));
         }
-        Admission::Banned { by: BanSource::Operator(ban) } => {
-            (ExplainedVerdict::Banned { subject: ban.subject.to_string(), by: "operator" }, Vec::new(), None)
+        Explanation {
+            method: facts.method.to_owned(),
+            host: facts.host.unwrap_or_default().to_owned(),
+            path: facts.path.to_owned(),
+            readings: readings.others(facts.path).map(str::to_owned).collect(),
+            client: self.client(&facts),
+            route: request.route.and_then(|route| ExplainedRoute::new(route, self.matcher.plan())),
+            verdict,
+            rules,
+            concurrency_checks,
+            tightest,
         }
-        Admission::Checked(matched_request) => {
-            concurrency_checks
-                .extend(matched_request.concurrency_checks().map(|check| ExplainedConcurrency::new(&check)));
-            explain_checks(&matched_request, now)
-        }
-    };
-    Explanation {
-        method: request.method.to_owned(),
-        host: host.clone(),
-        path: path.clone(),
-        readings: readings.others(path).map(str::to_owned).collect(),
-        client: ExplainedClient::new(matcher, &identity, request.headers),
-        route: route.and_then(|route| ExplainedRoute::new(route, matcher.plan())),
-        verdict,
-        rules,
-        concurrency_checks,
-        tightest,
     }
 }
 

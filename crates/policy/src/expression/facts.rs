@@ -9,15 +9,8 @@ use cel::common::value::{CowVal, Val};
 use cel::context::VariableResolver;
 use http::HeaderMap;
 
+use crate::facts::Facts;
 use crate::identity::Identity;
-
-/// One of the ways in which services read method, host and path of a request.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct RequestReading<'r> {
-    pub(crate) method: &'r str,
-    pub(crate) host: &'r str,
-    pub(crate) path: &'r str,
-}
 
 /// The variables of expressions, except the headers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -58,19 +51,19 @@ impl RequestVariable {
 
     fn value<'a>(
         self,
-        (reading, identity): (RequestReading<'a>, &'a Identity<'_>),
+        (facts, identity): (Facts<'a>, &'a Identity<'_>),
         tier: Option<&'a str>,
-    ) -> CelString<'a> {
-        match self {
-            Self::Method => reading.method.into(),
-            Self::Host => reading.host.into(),
-            Self::Path => reading.path.into(),
+    ) -> Option<CelString<'a>> {
+        Some(match self {
+            Self::Method => facts.method.into(),
+            Self::Host => facts.host?.into(),
+            Self::Path => facts.path.into(),
             Self::Kind => identity.kind().name().into(),
             Self::Ip => identity.address().to_string().into(),
             Self::Tier => tier.unwrap_or_default().into(),
             Self::Tenant => text(identity.tenant().unwrap_or_default()),
             Self::User => text(identity.user().unwrap_or_default()),
-        }
+        })
     }
 }
 
@@ -84,26 +77,27 @@ fn text(bytes: &[u8]) -> CelString<'_> {
 /// The values of the variables that an expression uses, for one request.
 #[derive(Debug)]
 pub(super) struct RequestBindings<'a> {
-    values: [CelString<'a>; RequestVariable::ALL.len()],
+    /// `None` for those that are unknown or not used.
+    values: [Option<CelString<'a>>; RequestVariable::ALL.len()],
     headers: HeaderLookup<'a>,
 }
 
 impl<'a> RequestBindings<'a> {
     pub(super) fn new(
         variables: &[RequestVariable],
-        request: (RequestReading<'a>, &'a Identity<'_>),
+        request: (Facts<'a>, &'a Identity<'_>),
         tier: Option<&'a str>,
     ) -> Self {
-        let mut values = <[CelString<'a>; RequestVariable::ALL.len()]>::default();
+        let mut values = <[Option<CelString<'a>>; RequestVariable::ALL.len()]>::default();
         for &variable in variables {
             values[variable as usize] = variable.value(request, tier);
         }
-        Self { values, headers: HeaderLookup(Some(request.1.facts().headers)) }
+        Self { values, headers: HeaderLookup(Some(request.0.headers)) }
     }
 
     /// A request with empty values.
     pub(super) fn empty() -> Self {
-        Self { values: Default::default(), headers: HeaderLookup(None) }
+        Self { values: RequestVariable::ALL.map(|_| Some(CelString::default())), headers: HeaderLookup(None) }
     }
 }
 
@@ -112,8 +106,8 @@ impl VariableResolver for RequestBindings<'_> {
         if name == HEADERS {
             return Some(CowVal::Borrowed(&self.headers));
         }
-        RequestVariable::from_name(name)
-            .map(|variable| CowVal::Borrowed(&self.values[variable as usize] as &dyn Val))
+        let value = self.values[RequestVariable::from_name(name)? as usize].as_ref()?;
+        Some(CowVal::Borrowed(value as &dyn Val))
     }
 }
 

@@ -33,10 +33,10 @@ use cel::{Context, Env, ExecutionError, Program, Value};
 use http::header::HeaderName;
 
 pub use check::ExpressionPosition;
-pub(crate) use facts::RequestReading;
 use facts::{RequestBindings, RequestVariable};
 use pattern::{Pattern, UnsupportedText};
 
+use crate::facts::Facts;
 use crate::identity::Identity;
 
 /// The maximum length of an expression, which bounds the work of the parser.
@@ -271,12 +271,7 @@ impl Expression {
 
     /// Evaluates the condition for a request whose client has this tier.
     pub fn evaluate(&self, identity: &Identity<'_>, tier: Option<&str>) -> Result<bool, EvaluationError> {
-        let facts = identity.facts();
-        self.evaluate_at(
-            RequestReading { method: facts.method, host: facts.host, path: facts.path },
-            identity,
-            tier,
-        )
+        self.evaluate_at(*identity.facts(), identity, tier)
     }
 
     /// Whether the condition depends on the path.
@@ -294,10 +289,10 @@ impl Expression {
         self.variables.contains(&RequestVariable::Host)
     }
 
-    /// Evaluates the condition with the method, host and path of `reading`.
+    /// Evaluates the condition for another reading of the request.
     pub(crate) fn evaluate_at(
         &self,
-        reading: RequestReading<'_>,
+        reading: Facts<'_>,
         identity: &Identity<'_>,
         tier: Option<&str>,
     ) -> Result<bool, EvaluationError> {

@@ -17,7 +17,7 @@ fn evaluate(source: &str) -> Result<bool, String> {
     let headers = headers();
     let facts = Facts {
         method: "POST",
-        host: "api.example.org",
+        host: Some("api.example.org"),
         path: "/api/v1/orders",
         headers: &headers,
         peer: [192, 0, 2, 7].into(),

@@ -8,7 +8,7 @@ use http::header::{CONNECTION, COOKIE, FORWARDED, HeaderName, TE, UPGRADE};
 
 use super::{CookieName, Fingerprint, IdentitySource, IdentitySpec};
 use crate::plan::{Plan, RuleCost, RuleMatch, UnderscoreHeaders};
-use crate::request::has_unusual_character;
+use crate::request::{HeaderTraits, has_unusual_character, remove_proxy_headers};
 
 /// The header checks of a policy. Built once per policy.
 #[derive(Debug)]
@@ -25,7 +25,7 @@ pub struct HeaderRules {
     of_rules: Vec<HeaderName>,
     /// Header names with an underscore or another unusual character that the policy uses.
     unusual: Vec<HeaderName>,
-    /// Identity headers with such a name, renamed with dashes.
+    /// Identity headers with such a name, renamed with dashes: some servers confuse the two.
     aliases: Vec<HeaderName>,
 }
 
@@ -118,23 +118,41 @@ impl HeaderRules {
         Self { api_key, cookie, single, proxied, identity, of_rules, unusual, aliases }
     }
 
-    /// Runs all checks and removes the headers that the peer is not allowed to send.
-    pub fn apply(
+    /// Runs all checks and removes the headers that the peer is not allowed to send. `traits` are those of the headers.
+    pub(crate) fn apply(
         &self,
         headers: &mut HeaderMap,
+        traits: HeaderTraits,
         is_trusted: bool,
         underscored: UnderscoreHeaders,
     ) -> Result<(), HeaderError> {
         if underscored == UnderscoreHeaders::Drop {
-            self.remove_unusual(headers);
-            self.remove_aliases(headers);
+            if traits.unusual_name {
+                self.remove_unusual(headers);
+            }
+            remove(headers, &self.aliases);
         }
         self.check(headers)?;
-        self.check_connection(headers)?;
+        if traits.connection {
+            self.check_connection(headers)?;
+        }
         if !is_trusted {
-            self.remove_proxied(headers);
+            remove(headers, &self.proxied);
+            if traits.proxy {
+                remove_proxy_headers(headers);
+            }
         }
         Ok(())
+    }
+
+    /// Removes trailers that a client may only send as headers, or not at all. Limits have not counted their identities.
+    pub fn apply_to_trailers(&self, trailers: &mut HeaderMap, underscored: UnderscoreHeaders) {
+        remove_proxy_headers(trailers);
+        remove(trailers, &self.identity);
+        if underscored == UnderscoreHeaders::Drop {
+            self.remove_unusual(trailers);
+            remove(trailers, &self.aliases);
+        }
     }
 
     /// Headers that are ignored unless a trusted proxy sends them.
@@ -143,7 +161,7 @@ impl HeaderRules {
     }
 
     /// Checks that every identity in `headers` is unambiguous.
-    pub fn check(&self, headers: &HeaderMap) -> Result<(), HeaderError> {
+    fn check(&self, headers: &HeaderMap) -> Result<(), HeaderError> {
         // Fast path: no header is repeated.
         if headers.len() != headers.keys_len() {
             let is_repeated = |name: &&HeaderName| headers.get_all(*name).iter().nth(1).is_some();
@@ -168,7 +186,7 @@ impl HeaderRules {
     }
 
     /// Checks that `Connection` does not list a header that identifies the client or that rules read: services would not get it.
-    pub fn check_connection(&self, headers: &HeaderMap) -> Result<(), HeaderError> {
+    fn check_connection(&self, headers: &HeaderMap) -> Result<(), HeaderError> {
         let lines = headers.get_all(CONNECTION).iter().map(http::HeaderValue::as_bytes);
         // Fast path: the most common values list no header.
         let lines = lines.filter(|line| *line != b"keep-alive" && *line != b"close");
@@ -184,16 +202,9 @@ impl HeaderRules {
         Ok(())
     }
 
-    /// Removes headers that only a trusted proxy may send.
-    pub fn remove_proxied(&self, headers: &mut HeaderMap) {
-        for name in &self.proxied {
-            headers.remove(name);
-        }
-    }
-
     /// Checks that no header which [`apply`](Self::apply) removes may be read as one that the policy uses. For requests that somebody
     /// else forwards, with all of their headers.
-    pub fn check_spelling(
+    pub(crate) fn check_spelling(
         &self,
         headers: &HeaderMap,
         underscored: UnderscoreHeaders,
@@ -214,31 +225,20 @@ impl HeaderRules {
 
     /// Removes headers whose name has an underscore or another unusual character, unless the policy uses the name: some servers
     /// treat `x_api_key` or `x.api.key` as `x-api-key`.
-    pub fn remove_unusual(&self, headers: &mut HeaderMap) {
+    fn remove_unusual(&self, headers: &mut HeaderMap) {
         let names: Vec<_> = headers.keys().filter(|name| self.is_unusual(name)).cloned().collect();
-        for name in names {
-            headers.remove(name);
-        }
+        remove(headers, &names);
     }
 
     /// Whether a name has an unusual character and the policy does not use it.
     fn is_unusual(&self, name: &HeaderName) -> bool {
         has_unusual_character(name.as_str()) && !self.unusual.contains(name)
     }
+}
 
-    /// Removes headers that some servers confuse with an identity header, because the names differ only in unusual characters
-    /// and dashes.
-    pub fn remove_aliases(&self, headers: &mut HeaderMap) {
-        for name in &self.aliases {
-            headers.remove(name);
-        }
-    }
-
-    /// Removes trailers with the name of an identity header, as limits have not counted them.
-    pub fn remove_identity(&self, trailers: &mut HeaderMap) {
-        for name in &self.identity {
-            trailers.remove(name);
-        }
+fn remove(headers: &mut HeaderMap, names: &[HeaderName]) {
+    for name in names {
+        headers.remove(name);
     }
 }
 

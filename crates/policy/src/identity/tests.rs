@@ -17,7 +17,7 @@ fn headers(lines: &[(HeaderName, &str)]) -> HeaderMap {
 }
 
 fn facts(headers: &HeaderMap) -> Facts<'_> {
-    Facts { method: "GET", host: "example.org", path: "/", headers, peer: [192, 0, 2, 7].into() }
+    Facts { method: "GET", host: Some("example.org"), path: "/", headers, peer: [192, 0, 2, 7].into() }
 }
 
 fn everything() -> IdentitySpec {

@@ -8,7 +8,8 @@ use smallvec::SmallVec;
 use tidegate_core::Cost;
 
 use crate::endpoints::equivalent_method;
-use crate::expression::{Expression, RequestReading};
+use crate::expression::Expression;
+use crate::facts::Facts;
 use crate::host::normalize_host;
 use crate::identity::Identity;
 use crate::path::Readings;
@@ -50,14 +51,13 @@ pub(super) fn evaluate(
     }
     let Some(when) = &matches.when else { return ConditionResult::True };
     let expression = &when.expression;
-    let evaluate_at = |reading: RequestReading<'_>| match expression.evaluate_at(reading, identity, tier) {
+    let evaluate_at = |reading: Facts<'_>| match expression.evaluate_at(reading, identity, tier) {
         Ok(true) => ConditionResult::True,
         Ok(false) => ConditionResult::False,
         Err(_) => ConditionResult::Failed,
     };
-    let usual = RequestReading { method: facts.method, host: facts.host, path: facts.path };
-    match evaluate_at(usual) {
-        ConditionResult::False => any_other(usual, expression, (facts.headers, readings), evaluate_at),
+    match evaluate_at(*facts) {
+        ConditionResult::False => any_other(facts, expression, readings, evaluate_at),
         result => result,
     }
 }
@@ -65,24 +65,23 @@ pub(super) fn evaluate(
 /// The result of a condition that is false for the usual reading of a request: it is true if it is true for any other reading
 /// of the method, the host and the path.
 fn any_other(
-    usual: RequestReading<'_>,
+    usual: &Facts<'_>,
     expression: &Expression,
-    (headers, readings): (&HeaderMap, &Readings),
-    evaluate_at: impl Fn(RequestReading<'_>) -> ConditionResult,
+    readings: &Readings,
+    evaluate_at: impl Fn(Facts<'_>) -> ConditionResult,
 ) -> ConditionResult {
     let other_method = equivalent_method(usual.method).filter(|_| expression.reads_method());
     let other_hosts: SmallVec<[_; 2]> =
-        if expression.reads_host() { forwarded_hosts(headers).collect() } else { SmallVec::new() };
+        if expression.reads_host() { forwarded_hosts(usual.headers).collect() } else { SmallVec::new() };
     let reads_path = !readings.is_single() && expression.reads_path();
     for method in [Some(usual.method), other_method].into_iter().flatten() {
-        for host in std::iter::once(usual.host).chain(other_hosts.iter().map(|host| &**host)) {
+        for host in std::iter::once(usual.host).chain(other_hosts.iter().map(|host| Some(&**host))) {
             let paths = readings.others(usual.path).filter(|_| reads_path);
             for path in std::iter::once(usual.path).chain(paths) {
-                let reading = RequestReading { method, host, path };
-                if reading == usual {
+                if (method, host, path) == (usual.method, usual.host, usual.path) {
                     continue;
                 }
-                match evaluate_at(reading) {
+                match evaluate_at(Facts { method, host, path, ..*usual }) {
                     ConditionResult::False => {}
                     result => return result,
                 }

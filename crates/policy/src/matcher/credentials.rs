@@ -7,12 +7,12 @@ use super::Matcher;
 use crate::directory::Directory;
 use crate::identity::HeaderError;
 use crate::plan::OnInvalid;
+use crate::request::ReadOptions;
 
 impl Matcher {
     /// Rejects tokens that name different users, and invalid tokens and keys as `clients.on_invalid` says: for a caller that
-    /// cannot remove a header, `remove` is `reject`. Must run after [`HeaderRules`](crate::HeaderRules). `now` is called only
-    /// if it is needed.
-    pub fn check_credentials(
+    /// cannot remove a header, `remove` is `reject`.
+    fn check_credentials(
         &self,
         headers: &HeaderMap,
         directory: Option<&Directory>,
@@ -44,17 +44,23 @@ impl Matcher {
         Ok(())
     }
 
-    /// The same, but removes invalid headers, which is an error unless the policy says `remove`. After an error with a
-    /// [`challenge`](HeaderError::challenge) the request is to be counted as one without them: a guess must not be free, and names
-    /// no client.
+    /// The same, but removes invalid headers if that is possible, which is an error unless the policy says `remove`. After an error
+    /// with a [`challenge`](HeaderError::challenge) the request is to be counted as one without them: a guess must not be free, and
+    /// names no client. Must run after [`HeaderRules`](crate::HeaderRules). `now` is called only if it is needed.
     #[inline]
-    pub fn apply_credentials(
+    pub(crate) fn apply_credentials(
         &self,
         headers: &mut HeaderMap,
-        directory: Option<&Directory>,
+        options: ReadOptions<'_>,
         now: impl Fn() -> Timestamp,
     ) -> Result<(), HeaderError> {
-        if self.checks_credentials { self.check_or_remove(headers, directory, now) } else { Ok(()) }
+        match options {
+            _ if !self.checks_credentials => Ok(()),
+            ReadOptions { directory, removes_headers: true, .. } => {
+                self.check_or_remove(headers, directory, now)
+            }
+            ReadOptions { directory, .. } => self.check_credentials(headers, directory, now),
+        }
     }
 
     fn check_or_remove(

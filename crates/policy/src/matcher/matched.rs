@@ -282,7 +282,7 @@ impl<'a> MatchedRequest<'a> {
     /// # let policy = b"rate_limits: { default: { requests: 5, window: 60, mode: shadow } }";
     /// # let matcher = Matcher::new(compile("policy.yaml", policy, &NoFiles)?.plan);
     /// # let headers = HeaderMap::new();
-    /// # let facts = Facts { method: "GET", host: "", path: "/", headers: &headers, peer: [192, 0, 2, 1].into() };
+    /// # let facts = Facts { method: "GET", host: Some(""), path: "/", headers: &headers, peer: [192, 0, 2, 1].into() };
     /// # let mut scratch = Scratch::default();
     /// # let now = Timestamp::ZERO;
     /// # let Admission::Checked(matched) = matcher.admit(&facts, None, now, &mut scratch) else { panic!() };

@@ -26,7 +26,7 @@ pub use matched::{
     Reservation, RuntimeData, Scratch, Settlement,
 };
 use tables::PathTables;
-pub use target::Target;
+pub(crate) use target::Target;
 
 use crate::directory::Directory;
 use crate::facts::Facts;
@@ -46,7 +46,7 @@ use crate::plan::{
 /// let policy = b"rate_limits:\n  default: { requests: 100, window: 60 }\n  endpoints: { /search: { requests: 5, window: 1 } }";
 /// let matcher = Matcher::new(compile("policy.yaml", policy, &NoFiles)?.plan);
 /// let headers = HeaderMap::new();
-/// let facts = Facts { method: "GET", host: "example.org", path: "/search", headers: &headers, peer: [192, 0, 2, 1].into() };
+/// let facts = Facts { method: "GET", host: Some("example.org"), path: "/search", headers: &headers, peer: [192, 0, 2, 1].into() };
 /// let mut scratch = Scratch::default();
 /// let Admission::Checked(matched) = matcher.admit(&facts, None, Timestamp::ZERO, &mut scratch) else { panic!() };
 /// let names: Vec<_> = matched.rules().map(|rule| rule.name.as_str()).collect();
@@ -131,7 +131,7 @@ impl Matcher {
         &self.plan
     }
 
-    /// The header checks that must run before [`Matcher::admit`] reads the headers.
+    /// The header checks of [`Matcher::read`].
     pub fn header_rules(&self) -> &HeaderRules {
         &self.header_rules
     }
@@ -154,7 +154,7 @@ impl Matcher {
     /// Whether limits ignore case for the path of a request.
     pub(crate) fn path_case(&self, facts: &Facts<'_>) -> PathCase {
         self.path_case.unwrap_or_else(|| {
-            let route = self.route(facts.host, facts.path);
+            let route = self.route(facts.host.unwrap_or_default(), facts.path);
             route.map_or(self.plan.http, |route| route.http).path_case
         })
     }

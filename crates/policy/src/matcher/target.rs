@@ -10,11 +10,11 @@ use crate::plan::{EncodedSlash, Route};
 
 /// The route of a request, and the path that is matched and forwarded.
 #[derive(Debug)]
-pub struct Target<'m, 'p> {
+pub(crate) struct Target<'m, 'p> {
     /// The first route that matches; `None` if no route does.
-    pub route: Option<&'m Route>,
+    pub(crate) route: Option<&'m Route>,
     /// The normalised path, with slashes decoded if the route is configured so.
-    pub path: Cow<'p, str>,
+    pub(crate) path: Cow<'p, str>,
 }
 
 impl Matcher {
@@ -23,7 +23,7 @@ impl Matcher {
     ///
     /// `http.encoded_slash` decides how ambiguous escapes are handled: that of the route that matches the path as sent, or
     /// that of the policy if no route matches.
-    pub fn target<'p>(&self, host: &str, path: &'p str) -> Result<Target<'_, 'p>, PathError> {
+    pub(crate) fn target<'p>(&self, host: &str, path: &'p str) -> Result<Target<'_, 'p>, PathError> {
         let NormalizedPath { path, ambiguous } = normalize_detailed(path)?;
         let target = Target { route: self.route(host, &path), path };
         match ambiguous {

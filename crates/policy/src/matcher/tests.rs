@@ -52,7 +52,8 @@ fn with_admission<R>(
 ) -> R {
     let (method, path) = request.split_once(' ').unwrap();
     let headers = headers(lines);
-    let facts = Facts { method, host: "example.org", path, headers: &headers, peer: [65, 66, 67, 68].into() };
+    let facts =
+        Facts { method, host: Some("example.org"), path, headers: &headers, peer: [65, 66, 67, 68].into() };
     let mut scratch = Scratch::default();
     let directory = matcher.plan().directory.clone();
     read(&matcher.admit(&facts, directory.as_deref(), Timestamp::ZERO, &mut scratch))
@@ -257,8 +258,13 @@ rate_limits:
     let active = ActivePolicy::new(crate::compile("policy.yaml", policy, &Keys).unwrap().plan);
     let rules_of = |active: &ActivePolicy, key| {
         let headers = headers(&[("x-api-key", key)]);
-        let facts =
-            Facts { method: "GET", host: "", path: "/", headers: &headers, peer: [65, 66, 67, 68].into() };
+        let facts = Facts {
+            method: "GET",
+            host: Some(""),
+            path: "/",
+            headers: &headers,
+            peer: [65, 66, 67, 68].into(),
+        };
         let mut scratch = Scratch::default();
         match active.matcher.admit(&facts, active.directory.as_deref(), Timestamp::ZERO, &mut scratch) {
             Admission::Checked(matched_request) => {

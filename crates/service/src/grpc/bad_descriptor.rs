@@ -8,6 +8,7 @@ use std::borrow::Cow;
 use http::StatusCode;
 use http::header::CONTENT_TYPE;
 use tidegate_headers::{BodyStyle, ErrorBody};
+use tidegate_policy::RequestError;
 
 use super::message::{AddedHeader, DescriptorStatus, RateLimitResponse, ResponseCode};
 use super::status::GrpcError;
@@ -35,11 +36,6 @@ pub(super) struct BadDescriptor {
 impl BadDescriptor {
     pub(super) fn new(what: impl std::fmt::Display) -> Self {
         Self { code: "bad_request", message: format!("Invalid request: {what}.").into(), position: None }
-    }
-
-    /// A request whose path is ambiguous.
-    pub(super) fn path(what: impl std::fmt::Display) -> Self {
-        Self { code: "bad_path", message: format!("Invalid path: {what}.").into(), position: None }
     }
 
     /// A request whose descriptors are too long to be read.
@@ -79,6 +75,12 @@ impl BadDescriptor {
             response_headers_to_add: vec![content_type],
             raw_body: body.encode(style),
         }
+    }
+}
+
+impl From<RequestError> for BadDescriptor {
+    fn from(error: RequestError) -> Self {
+        Self { code: error.code(), message: error.message(), position: None }
     }
 }
 

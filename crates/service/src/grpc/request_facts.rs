@@ -13,7 +13,7 @@ use tidegate_store::Clock;
 use super::bad_descriptor::BadDescriptor;
 use super::message::RateLimitDescriptor;
 use super::status::shown;
-use crate::request::{DescribedRequest, DescribedRequestError, NormalRequest};
+use crate::request::{DescribedRequest, OwnedRequest};
 
 /// The most headers of a request.
 const MAX_HEADERS: usize = 100;
@@ -24,7 +24,7 @@ pub(super) fn read_request(
     descriptor: &RateLimitDescriptor,
     peer: IpAddr,
     clock: &dyn Clock,
-) -> Result<NormalRequest, BadDescriptor> {
+) -> Result<OwnedRequest, BadDescriptor> {
     let mut headers = HeaderMap::new();
     let [mut method, mut host, mut path, mut address]: [Option<&[u8]>; 4] = [None; 4];
     for entry in &descriptor.entries {
@@ -55,10 +55,7 @@ pub(super) fn read_request(
     };
     let (method, target) = (method.unwrap_or(b"GET"), path.unwrap_or(b"/"));
     let request = DescribedRequest { method, host, target, headers, peer };
-    NormalRequest::new(policy, clock, request).map_err(|error| match error {
-        DescribedRequestError::Path(error) => BadDescriptor::path(error),
-        error => BadDescriptor::new(error),
-    })
+    Ok(OwnedRequest::new(policy, clock, request)?)
 }
 
 fn address_of(text: &[u8]) -> Option<IpAddr> {

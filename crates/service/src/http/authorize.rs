@@ -16,7 +16,7 @@ use tokio::time::sleep;
 use super::decision::{DecisionLog, DecisionWriter};
 use super::dispatch::{EndpointCall, version_text};
 use super::error::HttpError;
-use super::facts::NormalRequest;
+use super::facts::OwnedRequest;
 use super::original::OriginalRequest;
 use super::request::RequestHeaders;
 use super::response::{HttpAnswer, HttpResponse};
@@ -62,14 +62,14 @@ pub(super) fn original_request<S: Store + 'static>(
     call: &mut EndpointCall<'_, S>,
     (headers, proxy): (&RequestHeaders<'_>, IpAddr),
     version: Version,
-) -> Result<NormalRequest, HttpError> {
+) -> Result<OwnedRequest, HttpError> {
     let mut original = OriginalRequest::read(headers.iter())?;
     let identities = &call.policy.active.matcher.plan().identities;
     if identities.addresses().trusts(proxy) {
         original.came_through(proxy);
     }
     let clock = &**call.worker.limiter.clock();
-    let request = NormalRequest::new(&call.policy.active, clock, original.described()?)?;
+    let request = OwnedRequest::new(&call.policy.active, clock, original.described()?)?;
     // The record is about the original request from here on.
     call.record.describe(|| summarize(identities, &request, version_text(version)));
     Ok(request)
@@ -138,15 +138,15 @@ pub(super) fn conclude<S: Store + 'static>(
 /// Summarizes the original request without its query, its headers, and secrets in its path.
 fn summarize(
     identities: &tidegate_policy::Identities,
-    request: &NormalRequest,
+    request: &OwnedRequest,
     version: &'static str,
 ) -> RequestSummary {
-    let NormalRequest { method, host, path, headers, peer } = request;
+    let OwnedRequest { method, host, path, headers, peer } = request;
     let normal = normalize(path);
     let path = normal.as_deref().unwrap_or(path);
     RequestSummary {
         method: method.as_str().to_owned(),
-        host: identities.redact(headers, host).into_owned(),
+        host: identities.redact(headers, host.as_deref().unwrap_or_default()).into_owned(),
         path: identities.redact(headers, path).into_owned(),
         peer: identities.addresses().client(headers, *peer),
         version,

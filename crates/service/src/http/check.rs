@@ -14,7 +14,7 @@ use super::client::rule_client;
 use super::decision::{DecisionLog, DecisionWriter, put};
 use super::dispatch::{EndpointCall, MAX_BODY, parse};
 use super::error::{HttpError, invalid};
-use super::facts::NormalRequest;
+use super::facts::OwnedRequest;
 use super::message::{CheckMessage, SingleCheckMessage};
 use super::response::HttpResponse;
 use super::state::HttpState;
@@ -30,7 +30,7 @@ const USUAL_LENGTH: usize = 192;
 /// What is checked.
 pub(super) enum CheckSubject<'b> {
     Rule { rule: Cow<'b, str>, client: RuleClient, cost: Cost },
-    Request(Box<NormalRequest>),
+    Request(Box<OwnedRequest>),
 }
 
 impl<'b> CheckSubject<'b> {
@@ -46,7 +46,7 @@ impl<'b> CheckSubject<'b> {
                 Ok(Self::Rule { rule, client, cost })
             }
             SingleCheckMessage { rule: None, client: None, cost: None, request: Some(request) } => {
-                Ok(Self::Request(Box::new(NormalRequest::from_message(policy, clock, request)?)))
+                Ok(Self::Request(Box::new(OwnedRequest::from_message(policy, clock, request)?)))
             }
             SingleCheckMessage { request: Some(_), .. } => Err(invalid(
                 "with `request`, the policy decides about rule, client and cost; remove these fields",

@@ -5,7 +5,7 @@ use std::borrow::Cow;
 use http::StatusCode;
 use http::header::{ALLOW, HeaderValue, WWW_AUTHENTICATE};
 use tidegate_headers::{BodyStyle, ErrorBody, write_retry_after};
-use tidegate_policy::{ActivePolicy, ClientNameError, HeaderError, PathError, RequestError};
+use tidegate_policy::{ActivePolicy, ClientNameError, RequestError};
 
 use super::response::HttpResponse;
 
@@ -43,12 +43,8 @@ pub(super) enum HttpError {
     Invalid(Cow<'static, str>),
     /// The client's name is invalid.
     Client(ClientNameError),
-    /// The method or the host of the request to be checked is invalid.
+    /// The request to be checked is ambiguous, or has a token or an API key that is not valid.
     Request(RequestError),
-    /// Its path is ambiguous.
-    Path(PathError),
-    /// Its headers are ambiguous, or a token or an API key is not valid.
-    Headers(HeaderError),
     /// The policy has no such rule.
     NoRule { rule: String },
     /// The policy has no such rule, but these.
@@ -65,6 +61,12 @@ pub(super) enum HttpError {
     StoreUnavailable,
 }
 
+impl From<RequestError> for HttpError {
+    fn from(error: RequestError) -> Self {
+        Self::Request(error)
+    }
+}
+
 impl HttpError {
     pub(super) fn status(&self) -> StatusCode {
         match self {
@@ -73,19 +75,14 @@ impl HttpError {
             }
             Self::Method { .. } => StatusCode::METHOD_NOT_ALLOWED,
             Self::Token { .. } => StatusCode::UNAUTHORIZED,
-            Self::Headers(error) if error.challenge().is_some() => StatusCode::UNAUTHORIZED,
+            Self::Request(error) => error.status(),
             Self::UntrustedPeer | Self::ForeignHost | Self::Banned => StatusCode::FORBIDDEN,
             Self::MediaType => StatusCode::UNSUPPORTED_MEDIA_TYPE,
             Self::TooLarge { .. } => StatusCode::PAYLOAD_TOO_LARGE,
             Self::SlowBody => StatusCode::REQUEST_TIMEOUT,
-            Self::BadBody
-            | Self::BadHeader
-            | Self::Json(_)
-            | Self::Invalid(_)
-            | Self::Client(_)
-            | Self::Request(_)
-            | Self::Path(_)
-            | Self::Headers(_) => StatusCode::BAD_REQUEST,
+            Self::BadBody | Self::BadHeader | Self::Json(_) | Self::Invalid(_) | Self::Client(_) => {
+                StatusCode::BAD_REQUEST
+            }
             Self::TooManyReservations | Self::TooManyDelayed | Self::StoreUnavailable => {
                 StatusCode::SERVICE_UNAVAILABLE
             }
@@ -98,7 +95,7 @@ impl HttpError {
             Self::NoEndpoint => "not_found",
             Self::Method { .. } => "method_not_allowed",
             Self::Token { .. } => "unauthorized",
-            Self::Headers(error) if error.challenge().is_some() => "unauthorized",
+            Self::Request(error) => error.code(),
             Self::UntrustedPeer => "untrusted_peer",
             Self::ForeignHost => "foreign_host",
             Self::MediaType => "unsupported_media_type",
@@ -107,10 +104,7 @@ impl HttpError {
             Self::BadBody => "bad_body",
             Self::BadHeader => "bad_header",
             Self::Json(error) if !error.is_data() => "bad_json",
-            Self::Json(_) | Self::Invalid(_) | Self::Client(_) | Self::Request(_) | Self::Headers(_) => {
-                "bad_request"
-            }
-            Self::Path(_) => "bad_path",
+            Self::Json(_) | Self::Invalid(_) | Self::Client(_) => "bad_request",
             Self::NoRule { .. } | Self::NoRuleAmong { .. } => "no_rule",
             Self::NoReservation => "no_reservation",
             Self::TooManyReservations => "too_many_reservations",
@@ -146,12 +140,7 @@ impl HttpError {
             Self::Json(error) => return format!("Invalid JSON: {error}.").into(),
             Self::Invalid(what) => return format!("Invalid request: {what}.").into(),
             Self::Client(error) => return format!("Invalid client: {error}.").into(),
-            Self::Request(error) => return format!("Invalid request: {error}.").into(),
-            Self::Path(error) => return format!("Invalid path: {error}.").into(),
-            Self::Headers(error) if error.challenge().is_some() => {
-                return format!("Unauthorized: {error}.").into();
-            }
-            Self::Headers(error) => return format!("Invalid request: {error}.").into(),
+            Self::Request(error) => return error.message(),
             Self::NoRule { rule } => return format!("The policy has no rate limit named `{rule}`.").into(),
             Self::NoRuleAmong { rule, names } => {
                 return format!("The policy has no rate limit named `{rule}`. It has {names}.").into();
@@ -199,7 +188,7 @@ impl HttpError {
             Self::Token { .. } => {
                 headers.insert(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
             }
-            Self::Headers(error) => {
+            Self::Request(error) => {
                 if let Some(challenge) = error.challenge() {
                     headers.insert(WWW_AUTHENTICATE, HeaderValue::from_static(challenge));
                 }

@@ -4,13 +4,13 @@ use http::header::HeaderValue;
 use tidegate_policy::{ActivePolicy, RequestError};
 use tidegate_store::Clock;
 
-use super::error::{HttpError, invalid};
+use super::error::HttpError;
 use super::message::{HeadersMessage, RequestMessage};
-use crate::request::{DescribedRequest, DescribedRequestError};
+use crate::request::DescribedRequest;
 
-pub(super) use crate::request::NormalRequest;
+pub(super) use crate::request::OwnedRequest;
 
-impl NormalRequest {
+impl OwnedRequest {
     /// The request that a message describes.
     pub(super) fn from_message(
         policy: &ActivePolicy,
@@ -23,16 +23,5 @@ impl NormalRequest {
         let host = host.map_err(|_| HttpError::Request(RequestError::Host))?;
         let (method, target) = (method.as_bytes(), path.as_bytes());
         Ok(Self::new(policy, clock, DescribedRequest { method, host, target, headers, peer })?)
-    }
-}
-
-impl From<DescribedRequestError> for HttpError {
-    fn from(error: DescribedRequestError) -> Self {
-        match error {
-            DescribedRequestError::Invalid(message) => invalid(message),
-            DescribedRequestError::Request(error) => Self::Request(error),
-            DescribedRequestError::Path(error) => Self::Path(error),
-            DescribedRequestError::Headers(error) => Self::Headers(error),
-        }
     }
 }

@@ -53,7 +53,7 @@ impl<'h> OriginalRequest<'h> {
         let (mut stated, mut headers) = (Statements::default(), HeaderMap::new());
         for (name, value) in lines {
             // HTTP/2 transmits the white space around values.
-            let (lower, value) = (LowerCaseName::new(name), trim(value));
+            let (lower, value) = (LowerCaseName::new(name), value.trim_ascii());
             if stated.add(&lower, value)? {
                 continue;
             }
@@ -161,14 +161,6 @@ impl fmt::Debug for OriginalRequest<'_> {
         let mut shown = f.debug_struct("OriginalRequest");
         shown.field("method", &method).field("host", &host).field("peer", peer).finish_non_exhaustive()
     }
-}
-
-/// The value without white space around it.
-fn trim(value: &[u8]) -> &[u8] {
-    let is_space = |byte: &u8| matches!(byte, b' ' | b'\t');
-    let start = value.iter().position(|byte| !is_space(byte)).unwrap_or(value.len());
-    let end = value.iter().rposition(|byte| !is_space(byte)).map_or(start, |last| last + 1);
-    value.get(start..end).unwrap_or_default()
 }
 
 fn different(one: &str, other: &str) -> HttpError {

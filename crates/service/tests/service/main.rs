@@ -5,5 +5,6 @@
 mod fixture;
 mod grpc;
 mod http;
+mod one_reading;
 mod resp;
 mod traces;

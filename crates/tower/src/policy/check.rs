@@ -1,13 +1,10 @@
 //! The check of one request.
 
-use std::borrow::Cow;
 use std::cell::RefCell;
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use http::header::{HOST, HeaderValue};
 use http::request::Parts as RequestParts;
-use http::uri::{PathAndQuery, Uri};
 use http::{Request, Response};
 use http_body::Body;
 use smallvec::SmallVec;
@@ -19,9 +16,7 @@ use tidegate_headers::{
 use tidegate_limiter::{
     AdmittedRuling, FailedRuling, Limiter, RefundGuard, RejectedRuling, Reservations, Ruling, RulingReport,
 };
-use tidegate_policy::{
-    ActivePolicy, Facts, RequestError, Scratch, check_method, host_header, requested_host,
-};
+use tidegate_policy::{ActivePolicy, HeaderTraits, ReadOptions, RequestError, RequestHead, Scratch};
 use tidegate_store::{Permit, Store};
 use tokio::time::sleep;
 
@@ -124,21 +119,24 @@ async fn decide<D: Store + 'static>(
     (parts, has_body): (&mut RequestParts, bool),
     peer: IpAddr,
 ) -> Result<(AdmittedCall<D>, TimeSpan), Refusal> {
-    let (host, path) = prepare(policy, parts, peer)?;
-    let directory = policy.directory.as_deref();
-    let checked = policy.matcher.apply_credentials(&mut parts.headers, directory, || limiter.clock().now());
-    // A guess is counted as a request without a token or a key.
-    let refused = match checked {
-        Ok(()) => None,
-        Err(error) if error.challenge().is_some() => Some(error),
-        Err(error) => return Err(error.into()),
+    let traits = HeaderTraits::trim_and_scan(&mut parts.headers);
+    let head = RequestHead {
+        method: parts.method.as_str(),
+        uri: &parts.uri,
+        version: Some(parts.version),
+        headers: &mut parts.headers,
+        traits,
+        peer,
     };
-    let facts =
-        Facts { method: parts.method.as_str(), host: &host, path: &path, headers: &parts.headers, peer };
+    // The service has its own routes.
+    let options =
+        ReadOptions { directory: policy.directory.as_deref(), needs_route: false, removes_headers: true };
+    let read = policy.matcher.read(head, options, || limiter.clock().now())?;
+    let rewritten = read.rewritten_uri()?;
     let plan = policy.matcher.plan();
     let mut scratch = Scratch::default();
     let now = limiter.clock().now();
-    let (mut admitted, delay) = match limiter.check(policy, &facts, &mut scratch, now).await {
+    let (mut admitted, delay) = match limiter.check(policy, &read.facts(), &mut scratch, now).await {
         Ruling::Admitted(AdmittedRuling { report, permits, reservations, delay }) => {
             let headers = write_headers(&plan.headers, &report, None);
             let refund = Some(limiter.refund_guard(&report));
@@ -154,9 +152,12 @@ async fn decide<D: Store + 'static>(
         }
         Ruling::StoreFailed(_) | Ruling::NoRule => return Err(PolicyRejection::NoDecision.into()),
     };
-    if let Some(error) = refused {
-        // What was charged stays.
-        return Err(error.into());
+    if let Some(error) = read.refused {
+        // What was charged stays: a guess is counted as a request without a token or a key.
+        return Err(RequestError::Headers(*error).into());
+    }
+    if let Some(uri) = rewritten {
+        parts.uri = uri;
     }
     // A meter is open exactly if the cost depends on a length that the request does not state.
     let meter = limiter.body_meter(&mut admitted.reservations);
@@ -165,60 +166,6 @@ async fn decide<D: Store + 'static>(
         return Err(PolicyRejection::NoLength.into());
     }
     Ok((admitted, delay))
-}
-
-/// Validates and normalizes the request. Returns its host and its path.
-fn prepare(
-    policy: &ActivePolicy,
-    parts: &mut RequestParts,
-    peer: IpAddr,
-) -> Result<(String, String), PolicyRejection> {
-    let matcher = &policy.matcher;
-    check_method(parts.method.as_str(), parts.uri.path())?;
-    replace_host(parts)?;
-    let host = requested_host(host_header(&parts.headers)?)?;
-    let target = matcher.target(&host, parts.uri.path())?;
-    let options = target.route.map_or(matcher.plan().http, |route| route.http);
-    let rewritten = match &target.path {
-        Cow::Borrowed(_) => None,
-        Cow::Owned(path) => Some(rewrite(&parts.uri, path)?),
-    };
-    let (host, path) = (host.into_owned(), target.path.into_owned());
-    if let Some(uri) = rewritten {
-        parts.uri = uri;
-    }
-    let addresses = matcher.plan().identities.addresses();
-    let is_trusted = addresses.trusts(peer);
-    matcher.header_rules().apply(&mut parts.headers, is_trusted, options.underscore_headers)?;
-    if is_trusted {
-        addresses.check(&parts.headers, peer)?;
-    }
-    Ok((host, path))
-}
-
-/// The authority of HTTP/2 or of an absolute URL overrides the `Host` header. The service sees the host that is matched.
-fn replace_host(parts: &mut RequestParts) -> Result<(), RequestError> {
-    let Some(authority) = parts.uri.authority() else { return Ok(()) };
-    match host_header(&parts.headers) {
-        Err(RequestError::NoHost) => {}
-        host => {
-            host.and_then(requested_host)?;
-        }
-    }
-    let host = HeaderValue::from_str(authority.as_str()).map_err(|_| RequestError::Host)?;
-    parts.headers.insert(HOST, host);
-    Ok(())
-}
-
-fn rewrite(uri: &Uri, path: &str) -> Result<Uri, PolicyRejection> {
-    let path = match uri.query() {
-        Some(query) => PathAndQuery::try_from(format!("{path}?{query}"))?,
-        None => PathAndQuery::try_from(path)?,
-    };
-    let mut parts = uri.clone().into_parts();
-    parts.path_and_query = Some(path);
-    // Only the path has changed, so the parts still fit together.
-    Ok(Uri::from_parts(parts).unwrap_or_else(|_| uri.clone()))
 }
 
 fn reject(styles: &[HeaderStyle], body: BodyStyle, rejected: &RejectedRuling<'_>) -> Response<Vec<u8>> {

@@ -5,7 +5,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
-use http::{HeaderValue, Request, Response, StatusCode, Uri};
+use http::{HeaderValue, Request, Response, StatusCode, Uri, Version};
 use tidegate_limiter::Limiter;
 use tidegate_policy::{ActivePolicy, Files, NoFiles, compile};
 use tidegate_store::MemoryStore;
@@ -226,8 +226,9 @@ async fn policy_service_sees_the_host_that_was_matched() {
         let hosts = request.headers().get_all("host").iter().map(HeaderValue::as_bytes);
         Ok::<_, BoxError>(Response::new(hosts.collect::<Vec<_>>().join(&b' ')))
     });
-    let hosts = async |uri: &'static str, hosts: &[&'static str]| {
+    let hosts_over = async |version, uri: &'static str, hosts: &[&'static str]| {
         let mut request = Request::new(RequestBody::empty());
+        *request.version_mut() = version;
         *request.uri_mut() = Uri::from_static(uri);
         for host in hosts {
             request.headers_mut().append("host", HeaderValue::from_static(host));
@@ -235,14 +236,17 @@ async fn policy_service_sees_the_host_that_was_matched() {
         let response = service.clone().oneshot(request).await.unwrap();
         (response.status().as_u16(), String::from_utf8(response.into_body()).unwrap())
     };
+    let hosts = async |uri, sent| hosts_over(Version::HTTP_11, uri, sent).await;
     let matched = (200, "b.test:80".to_owned());
     assert_eq!(hosts("http://b.test:80/items", &["a.test"]).await, matched);
-    assert_eq!(hosts("http://b.test:80/items", &[]).await, matched);
+    assert_eq!(hosts_over(Version::HTTP_2, "http://b.test:80/items", &[]).await, matched);
+    assert_eq!(hosts_over(Version::HTTP_10, "/items", &[]).await, (200, String::new()));
     assert_eq!(hosts("/items", &["b.test:80"]).await, matched);
     for (uri, sent) in [
         ("http://b.test/items", &["a.test", "b.test"][..]),
         ("http://b.test/items", &["a test"][..]),
-        ("http://a@b.test/items", &[][..]),
+        ("http://a@b.test/items", &["b.test"][..]),
+        ("http://b.test/items", &[][..]),
         ("/items", &[][..]),
     ] {
         assert_eq!(hosts(uri, sent).await.0, 400, "{uri} {sent:?}");

@@ -8,6 +8,7 @@ use serde_json::{Value, json};
 use super::*;
 use crate::bans::{Ban, Bans, Subject};
 use crate::identity::HeaderError;
+use crate::request::ReadOptions;
 
 const SECRET: &[u8] = b"a secret that is long enough for HS256";
 const NOW: Timestamp = Timestamp::from_secs(1_800_000_000);
@@ -71,7 +72,8 @@ fn valid() -> String {
 fn counters(value: &str, bans: Option<&Bans>) -> Option<Vec<(String, bool, bool)>> {
     let active = active("on_invalid: forward");
     let headers = headers(&[("authorization", value)]);
-    let facts = Facts { method: "GET", host: "", path: "/", headers: &headers, peer: [192, 0, 2, 1].into() };
+    let facts =
+        Facts { method: "GET", host: Some(""), path: "/", headers: &headers, peer: [192, 0, 2, 1].into() };
     let runtime = RuntimeData { directory: active.directory.as_deref(), bans };
     let mut scratch = Scratch::default();
     match active.matcher.admit(&facts, runtime, NOW, &mut scratch) {
@@ -121,11 +123,15 @@ fn banned_user_is_banned_in_every_spelling_of_a_token() {
     assert!(counters("Bearer opaque", Some(&bans)).is_some());
 }
 
+fn options(directory: Option<&Directory>) -> ReadOptions<'_> {
+    ReadOptions { directory, needs_route: false, removes_headers: true }
+}
+
 /// The result for these headers, and the names of those that are left.
 fn applied(mode: &str, lines: &[(&str, &str)]) -> Result<Vec<String>, HeaderError> {
     let active = active(&format!("on_invalid: {mode}"));
     let (mut headers, directory) = (headers(lines), active.directory.as_deref());
-    active.matcher.apply_credentials(&mut headers, directory, || NOW)?;
+    active.matcher.apply_credentials(&mut headers, options(directory), || NOW)?;
     let mut left: Vec<_> = headers.keys().map(|name| name.as_str().to_owned()).collect();
     left.sort();
     Ok(left)
@@ -256,8 +262,13 @@ fn token_in_a_cookie_counts_its_user_in_every_spelling_that_services_decode() {
         let token = valid().replace('.', dot);
         let value = format!("a=b; session=\"{first}{}\"", &token[1..]);
         let headers = headers(&[("cookie", &value)]);
-        let facts =
-            Facts { method: "GET", host: "", path: "/", headers: &headers, peer: [192, 0, 2, 1].into() };
+        let facts = Facts {
+            method: "GET",
+            host: Some(""),
+            path: "/",
+            headers: &headers,
+            peer: [192, 0, 2, 1].into(),
+        };
         let identity = active.matcher.plan().identities.identify(&facts, None, NOW);
         assert_eq!(identity.user(), Some(&b"alice"[..]), "{value}");
     }
@@ -271,8 +282,9 @@ fn key_counter(value: &str, bans: Option<&Bans>) -> Result<Option<String>, Heade
     let active = ActivePolicy::new(crate::compile("policy.yaml", policy, &files).unwrap().plan);
     let directory = Directory::from_csv(b"listed,free\nother,free\n", &["free"]).unwrap();
     let mut headers = headers(&[("authorization", value)]);
-    active.matcher.apply_credentials(&mut headers, Some(&directory), || NOW)?;
-    let facts = Facts { method: "GET", host: "", path: "/", headers: &headers, peer: [192, 0, 2, 1].into() };
+    active.matcher.apply_credentials(&mut headers, options(Some(&directory)), || NOW)?;
+    let facts =
+        Facts { method: "GET", host: Some(""), path: "/", headers: &headers, peer: [192, 0, 2, 1].into() };
     let runtime = RuntimeData { directory: Some(&directory), bans };
     let mut scratch = Scratch::default();
     Ok(match active.matcher.admit(&facts, runtime, NOW, &mut scratch) {
@@ -352,8 +364,13 @@ rate_limits:
     let counted = |org: &str, expires: u64| {
         let token = token(&json!({ "org": org, "exp": expires }));
         let headers = headers(&[("authorization", &token), ("x-api-key", "k1")]);
-        let facts =
-            Facts { method: "GET", host: "", path: "/", headers: &headers, peer: [192, 0, 2, 1].into() };
+        let facts = Facts {
+            method: "GET",
+            host: Some(""),
+            path: "/",
+            headers: &headers,
+            peer: [192, 0, 2, 1].into(),
+        };
         let mut scratch = Scratch::default();
         match active.matcher.admit(&facts, Some(&directory), NOW, &mut scratch) {
             Admission::Checked(matched) => {

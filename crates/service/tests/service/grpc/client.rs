@@ -59,6 +59,8 @@ pub(crate) struct RlsResponse {
     pub(crate) statuses: Vec<RlsStatus>,
     #[prost(message, repeated, tag = "3")]
     pub(crate) headers: Vec<RlsEntry>,
+    #[prost(bytes = "vec", tag = "5")]
+    pub(crate) raw_body: Vec<u8>,
 }
 
 #[derive(Clone, PartialEq, Message)]

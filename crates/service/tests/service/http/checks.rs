@@ -49,7 +49,7 @@ async fn check_charges_the_counter_of_the_gateway() {
     service.post_json("/v1/check", r#"{"rule":"default","client":"ip:203.0.113.7","cost":9}"#, 200);
     let headers = HeaderMap::new();
     let facts =
-        Facts { method: "GET", host: "", path: "/", headers: &headers, peer: [203, 0, 113, 7].into() };
+        Facts { method: "GET", host: Some(""), path: "/", headers: &headers, peer: [203, 0, 113, 7].into() };
     let (policy, mut scratch) = (service.limiter.policy(), Scratch::default());
     let now = service.clock.now();
     for expected in [true, false] {
