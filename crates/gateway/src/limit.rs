@@ -4,36 +4,32 @@ use smallvec::SmallVec;
 use tidegate_core::{TimeSpan, Timestamp};
 use tidegate_headers::{BodyStyle, HeaderWriter, ReportedLimit, retry_after_seconds};
 use tidegate_limiter::{
-    AdmittedRuling, BodyMeter, FailedRuling, RefundGuard, RejectedRuling, Reservations, Ruling, RulingReport,
+    Charge, ChargeUse, FailedRuling, RejectedRuling, Ruling, RulingReport,
 };
 use tidegate_policy::Facts;
 use tidegate_store::{Permit, Store};
 use tidegate_telemetry::DecisionKind;
 
 use crate::error::{RejectedRequest, ServeError};
-use crate::http::request_body::ByteMeter;
 use crate::service::Exchange;
 use crate::upstream::{StickyKey, UpstreamGroup};
 
 /// State of an admitted request that forwarding needs.
 #[derive(Debug)]
-pub(crate) struct AdmittedRequest<S: Store + 'static> {
+pub(crate) struct AdmittedRequest {
     /// Selects the server.
     pub(crate) sticky_key: StickyKey,
     /// Kept until the request has ended.
     pub(crate) permits: Vec<Permit>,
-    /// Settled by the response or the body.
-    pub(crate) reservations: Reservations,
-    /// Refunds the whole charge unless the request is sent. `None` if nothing can prevent that any more.
-    pub(crate) refund: Option<RefundGuard<S>>,
+    /// Unserved while anything can prevent that the request is sent; `None` if nothing can, and nothing is settled later.
+    pub(crate) charge: Option<Charge>,
     /// When it may be sent.
     pub(crate) at: Timestamp,
 }
 
-impl<S: Store + 'static> AdmittedRequest<S> {
+impl AdmittedRequest {
     fn new(sticky_key: StickyKey, at: Timestamp) -> Self {
-        let (permits, reservations) = (Vec::new(), Reservations::default());
-        Self { sticky_key, permits, reservations, refund: None, at }
+        Self { sticky_key, permits: Vec::new(), charge: None, at }
     }
 }
 
@@ -45,7 +41,7 @@ impl<S: Store + 'static> Exchange<'_, S> {
         facts: &Facts<'_>,
         upstream: &UpstreamGroup,
         may_be_refunded: bool,
-    ) -> Result<AdmittedRequest<S>, ServeError> {
+    ) -> Result<AdmittedRequest, ServeError> {
         let (worker, snapshot) = (self.worker, self.snapshot);
         let mut scratch = worker.scratch();
         let now = self.record.start_decision();
@@ -53,11 +49,13 @@ impl<S: Store + 'static> Exchange<'_, S> {
             match worker.limiter.check(&snapshot.policy, facts, &mut scratch, now).await {
                 Ruling::Admitted(admitted) => {
                     self.record_admitted(&admitted.report);
-                    let AdmittedRuling { report, permits, reservations, delay } = admitted;
-                    let sticky_key = upstream.sticky_key(|| report.client());
-                    let needs_refund = may_be_refunded || !delay.is_zero();
-                    let refund = needs_refund.then(|| worker.limiter.refund_guard(&report));
-                    (AdmittedRequest { sticky_key, permits, reservations, refund, at: now + delay }, delay)
+                    let sticky_key = upstream.sticky_key(|| admitted.report.client());
+                    let delay = admitted.delay;
+                    let is_refundable = may_be_refunded || !delay.is_zero();
+                    let usage = if is_refundable { ChargeUse::Refundable } else { ChargeUse::Served };
+                    let charge = admitted.charge(&worker.limiter, usage);
+                    let permits = admitted.permits;
+                    (AdmittedRequest { sticky_key, permits, charge, at: now + delay }, delay)
                 }
                 Ruling::Rejected(rejected) => return Err(self.reject(&rejected)),
                 Ruling::Banned => {
@@ -84,8 +82,8 @@ impl<S: Store + 'static> Exchange<'_, S> {
             };
         if !delay.is_zero() {
             Box::pin(self.wait(delay)).await?;
-            if !may_be_refunded && let Some(refund) = admitted.refund.take() {
-                refund.keep();
+            if !may_be_refunded && let Some(charge) = &mut admitted.charge {
+                charge.serve();
             }
         }
         Ok(admitted)
@@ -144,11 +142,5 @@ impl<S: Store + 'static> Exchange<'_, S> {
         for rule in report.shadow_rejections() {
             self.record.count_shadow_rejection(&self.snapshot.counted, rule);
         }
-    }
-}
-
-impl<S: Store + 'static> ByteMeter for BodyMeter<S> {
-    fn record(&mut self, bytes: usize) {
-        self.add(bytes);
     }
 }

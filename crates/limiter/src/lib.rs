@@ -44,22 +44,20 @@
 
 mod activation;
 mod ban_list;
+mod charge;
 mod concurrency;
 mod limiter;
 mod lockout;
 mod override_list;
-mod refund;
 mod report;
-mod reservation;
 mod reset_list;
 mod rule_operations;
 mod ruling;
 
 pub use activation::ActivationListener;
+pub use charge::{Charge, ChargeMeter, ChargeUse};
 pub use limiter::{Limiter, PreparedPolicy, RuleCheck};
-pub use refund::RefundGuard;
 pub use report::{ReportedLimits, RulingReport};
-pub use reservation::{BodyMeter, Reservations, RuleReservation};
 pub use rule_operations::RuleError;
 pub use ruling::{AdmittedRuling, FailedRuling, RejectedRuling, Ruling};
 

@@ -16,9 +16,7 @@ use crate::ban_list::BanList;
 use crate::concurrency::{self, AcquiredPermits, SharedRefusal};
 use crate::lockout::{self, LockOuts};
 use crate::override_list::OverrideList;
-use crate::refund::RefundGuard;
 use crate::report::RulingReport;
-use crate::reservation::Reservations;
 use crate::reset_list::ResetList;
 use crate::ruling::{AdmittedRuling, FailedRuling, RejectedRuling, Ruling};
 
@@ -250,11 +248,6 @@ impl<S: Store + 'static> Limiter<S> {
         self.store().decide(&[Check::new(key, limit).cost(cost)], now).await
     }
 
-    /// Refunds the charge of a request, unless [`RefundGuard::keep`] is called.
-    pub fn refund_guard(&self, report: &RulingReport<'_>) -> RefundGuard<S> {
-        RefundGuard::new(&self.shared, report)
-    }
-
     /// Decides about the request whose checks `find` returns: lock-outs, permits, limits.
     async fn decide<'a>(
         &self,
@@ -349,14 +342,10 @@ impl<S: Store + 'static> Limiter<S> {
             return reject(RulingReport { decision: Some(decision), lock_outs, shadow, ..report });
         };
         let primary = matched.tightest(&decision);
-        let reservations = if policy.matcher.has_reservations() {
-            Reservations::new(matched, &decision)
-        } else {
-            Reservations::default()
-        };
         let report = RulingReport::new(matched.applied(), decision.at);
         let report = RulingReport { decision: Some(decision), shadow, primary, ..report };
-        Ruling::Admitted(AdmittedRuling { report, permits, reservations, delay })
+        let may_be_settled = policy.matcher.has_settlements();
+        Ruling::Admitted(AdmittedRuling { report, permits, delay, may_be_settled })
     }
 
     /// Rejects a request before its limits were charged. Peeks at the limits so that `retry_after` covers them: otherwise the
@@ -380,7 +369,7 @@ fn admitted<'a>(
     now: Timestamp,
 ) -> AdmittedRuling<'a> {
     let report = RulingReport { shadow, ..RulingReport::new(matched.applied(), now) };
-    AdmittedRuling { report, permits, reservations: Reservations::default(), delay: TimeSpan::ZERO }
+    AdmittedRuling { report, permits, delay: TimeSpan::ZERO, may_be_settled: false }
 }
 
 /// The ruling if the store has returned no decision.

@@ -8,7 +8,6 @@ use tidegate_store::{Store, StoreError};
 use crate::limiter::{Limiter, RuleCheck, reject};
 use crate::lockout;
 use crate::report::RulingReport;
-use crate::reservation::Reservations;
 use crate::ruling::{AdmittedRuling, FailedRuling, Ruling};
 
 /// Why an operation on a rule failed.
@@ -62,7 +61,7 @@ impl<S: Store + 'static> Limiter<S> {
         let lock_outs = lockout::active(self.penalties(), matched, now);
         let mut report =
             RulingReport { lock_outs, is_peeked: true, ..RulingReport::new(matched.applied(), now) };
-        let (permits, reservations) = (Vec::new(), Reservations::default());
+        let permits = Vec::new();
         let Ok(decision) = self.store().peek(matched.checks(), now).await else {
             let is_binding = matched.has_binding_check();
             return Ruling::StoreFailed(FailedRuling { report, permits, is_binding });
@@ -73,7 +72,7 @@ impl<S: Store + 'static> Limiter<S> {
         report.decision = Some(decision);
         match verdict {
             Verdict::Pass { wait } if report.lock_outs.is_empty() => {
-                Ruling::Admitted(AdmittedRuling { report, permits, reservations, delay: wait })
+                Ruling::Admitted(AdmittedRuling { report, permits, delay: wait, may_be_settled: false })
             }
             _ => reject(report),
         }

@@ -3,10 +3,11 @@
 use tidegate_core::{RuleId, TimeSpan};
 use tidegate_headers::RejectionReason;
 use tidegate_policy::Exemption;
-use tidegate_store::Permit;
+use tidegate_store::{Permit, Store};
 
+use crate::charge::{Charge, ChargeUse};
+use crate::limiter::Limiter;
 use crate::report::RulingReport;
-use crate::reservation::Reservations;
 
 /// What to do with a request.
 #[must_use]
@@ -33,11 +34,19 @@ pub struct AdmittedRuling<'a> {
     pub report: RulingReport<'a>,
     /// Keep them until the request has ended.
     pub permits: Vec<Permit>,
-    /// Charges that the response or the request body settles.
-    pub reservations: Reservations,
-    /// How long to delay the request; zero unless a leaky bucket delays it. A [`RefundGuard`](crate::RefundGuard) refunds the
-    /// charge if the client does not wait.
+    /// How long to delay the request; zero unless a leaky bucket delays it.
     pub delay: TimeSpan,
+    /// Whether any cost may be settled later.
+    pub(crate) may_be_settled: bool,
+}
+
+impl AdmittedRuling<'_> {
+    /// What the request was charged, as far as this use needs it; `None` if that is nothing.
+    #[inline]
+    pub fn charge<S: Store + 'static>(&self, limiter: &Limiter<S>, usage: ChargeUse) -> Option<Charge> {
+        let is_needed = self.may_be_settled || usage != ChargeUse::Served;
+        if is_needed { Charge::new(&limiter.shared, &self.report, usage) } else { None }
+    }
 }
 
 /// A rejected request.

@@ -1,7 +1,7 @@
 //! Tests of the limiter without a gateway.
 
+mod charges;
 mod parallel;
-mod reservations;
 mod rules;
 mod rulings;
 mod shared_permits;

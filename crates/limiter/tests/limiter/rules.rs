@@ -3,7 +3,7 @@
 use std::sync::{Arc, Mutex};
 
 use tidegate_core::{Cost, CounterKey, Limit, RuleId, Spec, TimeSpan, Timestamp};
-use tidegate_limiter::{RuleCheck, RuleReservation, Ruling};
+use tidegate_limiter::{Charge, ChargeUse, RuleCheck, Ruling};
 use tidegate_policy::{Ban, Bans, ClientName, RuleClient, Scratch, Subject};
 use tidegate_store::{MemoryStore, Override};
 
@@ -34,23 +34,23 @@ impl Bench<MemoryStore> {
         (describe(&self.limiter.check_rule(&policy, check, &mut scratch, now).await), preview)
     }
 
-    /// Reserves `cost` units of the rule `default`. Returns the reservation and when the request departs.
-    async fn reserve(&self, client: &str, cost: u64) -> (RuleReservation, Timestamp) {
+    /// Reserves `cost` units of the rule `default`. Returns the charge and when the request departs.
+    async fn reserve(&self, client: &str, cost: u64) -> (Charge, Timestamp) {
         let (policy, client) = (self.limiter.policy(), self.client(client));
         let check = RuleCheck { rule: "default", client: &client, cost: Cost::new(cost) };
         let mut scratch = Scratch::default();
         match self.limiter.check_rule(&policy, check, &mut scratch, self.now()).await {
             Ruling::Admitted(ruling) => {
-                (RuleReservation::new(&ruling.report).expect("a charge"), self.now() + ruling.delay)
+                let charge = ruling.charge(&self.limiter, ChargeUse::Committed);
+                (charge.expect("a charge"), self.now() + ruling.delay)
             }
             other => panic!("{other:?}"),
         }
     }
 
-    /// Sets the final cost of a reservation of the rule `default`. Returns whether the rest was refunded.
-    async fn commit(&self, reservation: RuleReservation, cost: u64) -> bool {
-        let policy = self.limiter.policy();
-        let committed = self.limiter.commit_rule(&policy, "default", reservation, Cost::new(cost)).await;
+    /// Sets the final cost of a charge of the rule `default`. Returns whether the rest was refunded.
+    async fn commit(&self, charge: Charge, cost: u64) -> bool {
+        let committed = charge.commit(&self.limiter.policy(), "default", Cost::new(cost)).await;
         committed.expect("the store works")
     }
 

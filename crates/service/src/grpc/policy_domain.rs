@@ -11,8 +11,7 @@ use smallvec::SmallVec;
 use tidegate_core::{Cost, Timestamp};
 use tidegate_headers::retry_after_seconds;
 use tidegate_limiter::{
-    AdmittedRuling, FailedRuling, RefundGuard, RejectedRuling, ReportedLimits, RuleCheck, Ruling,
-    RulingReport,
+    Charge, ChargeUse, FailedRuling, RejectedRuling, ReportedLimits, RuleCheck, Ruling, RulingReport,
 };
 use tidegate_policy::{RateUnit, Scratch};
 use tidegate_store::Store;
@@ -40,7 +39,7 @@ pub(super) async fn decide<S: Store + 'static>(
     let count = request.descriptors.len();
     let mut scratches: Vec<Scratch> = request.descriptors.iter().map(|_| Scratch::default()).collect();
     let mut response = ResponseBuilder::new(now, count);
-    let mut decided = PolicyDecision { kind: DecisionKind::Exempt, charges: None };
+    let mut decided = PolicyDecision { kind: DecisionKind::Exempt, charge: None };
     for (position, (descriptor, scratch)) in request.descriptors.iter().zip(&mut scratches).enumerate() {
         if matches!(decided.kind, DecisionKind::Rejected | DecisionKind::Banned) {
             response.add(DescriptorStatus::default(), None, false);
@@ -55,12 +54,12 @@ pub(super) async fn decide<S: Store + 'static>(
         })?;
         decided.add(worker, ruling, (&policy, record), &mut response)?;
     }
-    let PolicyDecision { kind, charges } = decided;
+    let PolicyDecision { kind, charge } = decided;
     record.finish_decision(kind);
-    if let Some(charges) = charges
+    if let Some(mut charge) = charge
         && !matches!(kind, DecisionKind::Rejected | DecisionKind::Banned)
     {
-        charges.keep();
+        charge.serve();
     }
     Ok(response.finish(worker, record))
 }
@@ -144,14 +143,14 @@ impl<'d> NamedRule<'d> {
 }
 
 /// The decisions so far.
-struct PolicyDecision<S: Store + 'static> {
+struct PolicyDecision {
     kind: DecisionKind,
     /// What was charged, refunded as a whole on drop.
-    charges: Option<RefundGuard<S>>,
+    charge: Option<Charge>,
 }
 
-impl<S: Store + 'static> PolicyDecision<S> {
-    fn add<'n>(
+impl PolicyDecision {
+    fn add<'n, S: Store + 'static>(
         &mut self,
         worker: &ServiceWorker<S>,
         ruling: Ruling<'n>,
@@ -167,14 +166,15 @@ impl<S: Store + 'static> PolicyDecision<S> {
         match ruling {
             // Its concurrency permits are released at once: the end of the request is not known here. The delay of a leaky
             // bucket is not reported: Envoy has no field for it.
-            Ruling::Admitted(AdmittedRuling { report, .. }) => {
-                report_to_record(&report);
+            Ruling::Admitted(admitted) => {
+                let report = &admitted.report;
+                report_to_record(report);
                 response.set_time(report.at());
                 self.kind = DecisionKind::Admitted;
-                let charge = worker.limiter.refund_guard(&report);
-                match &mut self.charges {
-                    Some(charges) => charges.join(charge),
-                    None => self.charges = Some(charge),
+                let later = admitted.charge(&worker.limiter, ChargeUse::Refundable);
+                match (&mut self.charge, later) {
+                    (Some(charge), Some(later)) => charge.join(later),
+                    (charge, later) => *charge = charge.take().or(later),
                 }
                 add_limits(response, &report.limits(), false);
             }

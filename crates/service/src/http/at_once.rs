@@ -28,7 +28,7 @@ pub(super) fn answer<S: Store + 'static>(
     endpoint: ServiceEndpoint,
     (request, peer): (&EndpointRequest<'_>, IpAddr),
     body: &EndpointBody<'_>,
-) -> Option<Result<HttpAnswer<S>, HttpError>> {
+) -> Option<Result<HttpAnswer, HttpError>> {
     if !call.worker.limiter.store().is_immediate() {
         return None;
     }
@@ -47,7 +47,7 @@ pub(super) fn answer<S: Store + 'static>(
 fn check<S: Store + 'static>(
     call: &mut EndpointCall<'_, S>,
     body: &[u8],
-) -> Option<Result<HttpAnswer<S>, HttpError>> {
+) -> Option<Result<HttpAnswer, HttpError>> {
     match parse(body) {
         Ok(CheckMessage { rule, client, cost, request, checks: None }) => {
             Some(check_one(call, SingleCheckMessage { rule, client, cost, request }))
@@ -60,7 +60,7 @@ fn check<S: Store + 'static>(
 fn check_one<S: Store + 'static>(
     call: &mut EndpointCall<'_, S>,
     message: SingleCheckMessage<'_>,
-) -> Result<HttpAnswer<S>, HttpError> {
+) -> Result<HttpAnswer, HttpError> {
     let (policy, state) = (&call.policy, &call.worker.http);
     let subject = CheckSubject::new(&policy.active, &**call.worker.limiter.clock(), message)?;
     let mut scratch = state.scratch();
@@ -74,7 +74,7 @@ fn check_one<S: Store + 'static>(
 fn authorize<S: Store + 'static>(
     call: &mut EndpointCall<'_, S>,
     (request, peer): (&EndpointRequest<'_>, IpAddr),
-) -> Result<HttpAnswer<S>, HttpError> {
+) -> Result<HttpAnswer, HttpError> {
     let original = original_request(call, (&request.headers, peer), request.version)?;
     let (now, worker) = (call.record.start_decision(), call.worker);
     let (policy, mut scratch) = (Rc::clone(&call.policy), worker.http.scratch());

@@ -7,7 +7,7 @@ use http::{StatusCode, Version};
 use smallvec::SmallVec;
 use tidegate_core::TimeSpan;
 use tidegate_headers::{BodyStyle, RateLimitHeaders, ReportedLimit};
-use tidegate_limiter::{AdmittedRuling, FailedRuling, RefundGuard, RejectedRuling, Ruling};
+use tidegate_limiter::{Charge, ChargeUse, FailedRuling, RejectedRuling, Ruling};
 use tidegate_policy::normalize;
 use tidegate_store::Store;
 use tidegate_telemetry::{DecisionKind, RequestSummary};
@@ -23,17 +23,20 @@ use super::response::{HttpAnswer, HttpResponse};
 use crate::worker::ServiceWorker;
 
 /// A delay before a response; the charge is refunded if the client does not wait.
-pub(super) struct AnswerDelay<S: Store + 'static> {
+pub(super) struct AnswerDelay {
     delay: TimeSpan,
-    refund: RefundGuard<S>,
+    charge: Option<Charge>,
 }
 
-impl<S: Store + 'static> AnswerDelay<S> {
+impl AnswerDelay {
     /// Waits, unless too many requests wait already.
-    pub(super) async fn wait(self: Box<Self>, worker: &ServiceWorker<S>) -> Result<(), HttpError> {
+    pub(super) async fn wait<S: Store + 'static>(
+        mut self: Box<Self>,
+        worker: &ServiceWorker<S>,
+    ) -> Result<(), HttpError> {
         let _slot = worker.http.delay_slot().ok_or(HttpError::TooManyDelayed)?;
         Box::pin(sleep(self.delay.into())).await;
-        self.refund.keep();
+        self.charge.iter_mut().for_each(Charge::serve);
         Ok(())
     }
 }
@@ -49,7 +52,7 @@ pub(super) async fn authorize<S: Store + 'static>(
     call: &mut EndpointCall<'_, S>,
     (headers, proxy): (&RequestHeaders<'_>, IpAddr),
     version: Version,
-) -> Result<HttpAnswer<S>, HttpError> {
+) -> Result<HttpAnswer, HttpError> {
     let request = original_request(call, (headers, proxy), version)?;
     let (now, worker) = (call.record.start_decision(), call.worker);
     let (policy, mut scratch) = (Rc::clone(&call.policy), worker.http.scratch());
@@ -84,7 +87,7 @@ pub(super) fn body_style<S>(call: &EndpointCall<'_, S>) -> BodyStyle {
 pub(super) fn conclude<S: Store + 'static>(
     call: &mut EndpointCall<'_, S>,
     ruling: Ruling<'_>,
-) -> Result<HttpAnswer<S>, HttpError> {
+) -> Result<HttpAnswer, HttpError> {
     let (policy, limiter, style) = (&call.policy, &call.worker.limiter, body_style(call));
     let mut headers = Box::<RateLimitHeaders>::default();
     let cache = &call.worker.http.header_values;
@@ -92,13 +95,14 @@ pub(super) fn conclude<S: Store + 'static>(
     let log = &mut DecisionLog::Request(&mut call.record);
     let (mut response, mut delay) = (HttpResponse::empty(), None);
     match ruling {
-        Ruling::Admitted(AdmittedRuling { report, delay: wait, .. }) => {
-            log.reported(DecisionKind::Admitted, policy, &report);
+        Ruling::Admitted(admitted) => {
+            let report = &admitted.report;
+            log.reported(DecisionKind::Admitted, policy, report);
             let limits = report.limits();
             writer.write_headers(report.at(), limits.primary(), &limits, log);
-            if !wait.is_zero() {
-                let refund = limiter.refund_guard(&report);
-                delay = Some(Box::new(AnswerDelay { delay: wait, refund }));
+            if !admitted.delay.is_zero() {
+                let charge = admitted.charge(limiter, ChargeUse::Refundable);
+                delay = Some(Box::new(AnswerDelay { delay: admitted.delay, charge }));
             }
         }
         Ruling::Rejected(rejected) => {

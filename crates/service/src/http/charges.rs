@@ -1,7 +1,7 @@
 //! `/v1/refund`, `/v1/reset`, `/v1/reserve` and `/v1/commit`.
 
 use tidegate_core::{TimeSpan, Timestamp};
-use tidegate_limiter::{RuleCheck, RuleError, RuleReservation, Ruling};
+use tidegate_limiter::{ChargeUse, RuleCheck, RuleError, Ruling};
 use tidegate_store::Store;
 
 use super::check::checked_cost;
@@ -92,7 +92,7 @@ pub(super) async fn reserve<S: Store + 'static>(
     writer.write(&ruling, now, &mut DecisionLog::Request(&mut call.record), &mut json)?;
     put(&mut json, r#","reservation":"#);
     let charge = match &ruling {
-        Ruling::Admitted(admitted) => Some(RuleReservation::new(&admitted.report)),
+        Ruling::Admitted(admitted) => Some(admitted.charge(&call.worker.limiter, ChargeUse::Committed)),
         // Nothing was charged, and the request passes: the client is exempt, or the rule is in shadow mode and the store failed.
         Ruling::Exempt(_) | Ruling::StoreFailed(_) => Some(None),
         _ => None,
@@ -124,8 +124,7 @@ pub(super) async fn commit<S: Store + 'static>(
     let open = reservations.take(id, call.worker.now()).ok_or(HttpError::NoReservation)?;
     let is_refunded = match open.charge {
         Some(charge) => {
-            let (policy, limiter) = (&call.policy.active, &call.worker.limiter);
-            let committed = limiter.commit_rule(policy, &open.rule, charge, cost).await;
+            let committed = charge.commit(&call.policy.active, &open.rule, cost).await;
             committed.map_err(|_| HttpError::StoreUnavailable)?
         }
         None => true,

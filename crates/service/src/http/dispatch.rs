@@ -131,7 +131,7 @@ async fn answer<S: Store + 'static>(
     endpoint: ServiceEndpoint,
     (request, peer): (EndpointRequest<'_>, IpAddr),
     body: EndpointBody<'_>,
-) -> Result<HttpAnswer<S>, HttpError> {
+) -> Result<HttpAnswer, HttpError> {
     check_head(call, endpoint, (&request, peer))?;
     match endpoint {
         ServiceEndpoint::OpenApi => return Ok(HttpResponse::new("application/json", OPENAPI).into()),

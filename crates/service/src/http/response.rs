@@ -7,17 +7,16 @@ use http::header::{CONTENT_LENGTH, CONTENT_TYPE, HeaderMap, HeaderValue};
 use http::{Response, StatusCode};
 use http_body_util::Full;
 use tidegate_headers::RateLimitHeaders;
-use tidegate_store::Store;
 
 use super::authorize::AnswerDelay;
 
 /// A response, and what happens before it is sent.
-pub(super) struct HttpAnswer<S: Store + 'static> {
+pub(super) struct HttpAnswer {
     pub(super) response: HttpResponse,
-    pub(super) delay: Option<Box<AnswerDelay<S>>>,
+    pub(super) delay: Option<Box<AnswerDelay>>,
 }
 
-impl<S: Store + 'static> From<HttpResponse> for HttpAnswer<S> {
+impl From<HttpResponse> for HttpAnswer {
     fn from(response: HttpResponse) -> Self {
         Self { response, delay: None }
     }

@@ -14,7 +14,7 @@ use tidegate_headers::{
     retry_after_seconds,
 };
 use tidegate_limiter::{
-    AdmittedRuling, FailedRuling, Limiter, RefundGuard, RejectedRuling, Reservations, Ruling, RulingReport,
+    Charge, ChargeUse, FailedRuling, Limiter, RejectedRuling, Ruling, RulingReport,
 };
 use tidegate_policy::{ActivePolicy, HeaderTraits, ReadOptions, RequestError, RequestHead, Scratch};
 use tidegate_store::{Permit, Store};
@@ -24,36 +24,20 @@ use super::error::PolicyRejection;
 use crate::response::{policy_rejection_response, respond};
 
 /// A request that may be served, or the response to it.
-pub(super) type PolicyVerdict<B, T, D> = Result<(Request<B>, AdmittedCall<D>), Response<T>>;
+pub(super) type PolicyVerdict<B, T> = Result<(Request<B>, AdmittedCall), Response<T>>;
 
 /// What an admitted request holds until it has ended.
-pub(super) struct AdmittedCall<D: Store + 'static> {
+pub(super) struct AdmittedCall {
     /// The rate-limit headers of the response.
     pub(super) headers: RateLimitHeaders,
-    /// Charges that the response settles.
-    pub(super) reservations: Reservations,
+    /// Unserved until the service has the request. A client that disconnects later is not refunded.
+    pub(super) charge: Option<Charge>,
     _permits: Vec<Permit>,
-    refund: Option<RefundGuard<D>>,
 }
 
-impl<D: Store + 'static> AdmittedCall<D> {
+impl AdmittedCall {
     fn unlimited(permits: Vec<Permit>) -> Self {
-        let (headers, reservations) = (RateLimitHeaders::default(), Reservations::default());
-        Self { headers, reservations, _permits: permits, refund: None }
-    }
-
-    /// Refunds the charge: the service never had the request.
-    pub(super) fn refund(&mut self) {
-        drop(self.refund.take());
-    }
-}
-
-impl<D: Store + 'static> Drop for AdmittedCall<D> {
-    /// A client that disconnects is not refunded: the service had the request.
-    fn drop(&mut self) {
-        if let Some(refund) = self.refund.take() {
-            refund.keep();
-        }
+        Self { headers: RateLimitHeaders::default(), charge: None, _permits: permits }
     }
 }
 
@@ -62,7 +46,7 @@ pub(super) async fn check<B, T, D>(
     limiter: Arc<Limiter<D>>,
     request: Request<B>,
     peer: IpAddr,
-) -> PolicyVerdict<B, T, D>
+) -> PolicyVerdict<B, T>
 where
     B: Body,
     T: From<Vec<u8>>,
@@ -76,28 +60,12 @@ where
     match admitted {
         Ok((admitted, delay)) => {
             if !delay.is_zero() {
-                let mut admitted = DelayedCall(Some(admitted));
                 sleep(delay.into()).await;
-                return match admitted.0.take() {
-                    Some(admitted) => Ok((Request::from_parts(parts, body), admitted)),
-                    None => Err(policy_rejection_response(&PolicyRejection::NoDecision, style)),
-                };
             }
             Ok((Request::from_parts(parts, body), admitted))
         }
         Err(Refusal::Error(error)) => Err(policy_rejection_response(&error, style)),
         Err(Refusal::Limit(rejected)) => Err(rejected.map(T::from)),
-    }
-}
-
-/// A call that waits. Dropping it refunds the charge.
-struct DelayedCall<D: Store + 'static>(Option<AdmittedCall<D>>);
-
-impl<D: Store + 'static> Drop for DelayedCall<D> {
-    fn drop(&mut self) {
-        if let Some(admitted) = &mut self.0 {
-            admitted.refund();
-        }
     }
 }
 
@@ -118,7 +86,7 @@ async fn decide<D: Store + 'static>(
     policy: &ActivePolicy,
     (parts, has_body): (&mut RequestParts, bool),
     peer: IpAddr,
-) -> Result<(AdmittedCall<D>, TimeSpan), Refusal> {
+) -> Result<(AdmittedCall, TimeSpan), Refusal> {
     let traits = HeaderTraits::trim_and_scan(&mut parts.headers);
     let head = RequestHead {
         method: parts.method.as_str(),
@@ -137,10 +105,10 @@ async fn decide<D: Store + 'static>(
     let mut scratch = Scratch::default();
     let now = limiter.clock().now();
     let (mut admitted, delay) = match limiter.check(policy, &read.facts(), &mut scratch, now).await {
-        Ruling::Admitted(AdmittedRuling { report, permits, reservations, delay }) => {
-            let headers = write_headers(&plan.headers, &report, None);
-            let refund = Some(limiter.refund_guard(&report));
-            (AdmittedCall { headers, reservations, _permits: permits, refund }, delay)
+        Ruling::Admitted(admitted) => {
+            let headers = write_headers(&plan.headers, &admitted.report, None);
+            let charge = admitted.charge(limiter, ChargeUse::Refundable);
+            (AdmittedCall { headers, charge, _permits: admitted.permits }, admitted.delay)
         }
         Ruling::Rejected(rejected) => {
             return Err(Refusal::Limit(reject(&plan.headers, plan.error_body, &rejected)));
@@ -154,15 +122,15 @@ async fn decide<D: Store + 'static>(
     };
     if let Some(error) = read.refused {
         // What was charged stays: a guess is counted as a request without a token or a key.
+        admitted.charge.iter_mut().for_each(Charge::serve);
         return Err(RequestError::Headers(*error).into());
     }
     if let Some(uri) = rewritten {
         parts.uri = uri;
     }
     // A meter is open exactly if the cost depends on a length that the request does not state.
-    let meter = limiter.body_meter(&mut admitted.reservations);
+    let meter = admitted.charge.as_mut().and_then(Charge::meter);
     if meter.is_some() && has_body {
-        admitted.refund();
         return Err(PolicyRejection::NoLength.into());
     }
     Ok((admitted, delay))
