@@ -73,6 +73,14 @@ impl Verdict {
     pub const fn is_pass(self) -> bool {
         matches!(self, Self::Pass { .. })
     }
+
+    /// The time until the same cost is admitted; `None` if it is admitted now, or never.
+    pub const fn retry_after(self) -> Option<TimeSpan> {
+        match self {
+            Self::NotUntil { retry_after } => Some(retry_after),
+            Self::Pass { .. } | Self::Never => None,
+        }
+    }
 }
 
 /// The result of one check.
@@ -227,7 +235,9 @@ impl Decision {
             let Some(charged) = self.charged_at(position, check) else { continue };
             match refunds.iter_mut().find(|refund| refund.key == check.key) {
                 Some(refund) => refund.cost = refund.cost.plus(check.cost),
-                None => refunds.push(Refund { key: check.key, limit: check.limit, cost: check.cost, charged }),
+                None => {
+                    refunds.push(Refund { key: check.key, limit: check.limit, cost: check.cost, charged })
+                }
             }
         }
         refunds

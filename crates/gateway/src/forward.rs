@@ -356,11 +356,7 @@ impl<'e, S: Store + 'static> Exchange<'e, S> {
     }
 
     /// Settles the open parts of a charge by the response, or refunds them if no server received the request.
-    pub(crate) async fn settle(
-        &self,
-        charge: Charge,
-        response: &Result<Response<ResponseBody>, ServeError>,
-    ) {
+    pub(crate) async fn settle(&self, charge: Charge, response: &Result<Response<ResponseBody>, ServeError>) {
         match response {
             Ok(response) => charge.settle(response.status().as_u16(), response.headers()).await,
             // The error is that of the last attempt: an earlier one may have reached a server.

@@ -229,7 +229,7 @@ impl<'e, S: Store + 'static> Exchange<'e, S> {
             Err(cause) => {
                 self.record.set_error(|| cause.code_and_retry_after());
                 let (status, headers) = (cause.status(), std::mem::take(&mut parts.headers));
-                (rescue(cause, self.snapshot.error_body(), parts.version, headers), status)
+                (rescue(cause, self.snapshot, parts.version, headers), status)
             }
         };
         self.headers.insert_into(response.headers_mut());

@@ -4,10 +4,10 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use arc_swap::ArcSwap;
 use tidegate_core::{Check, Cost, CounterKey, Decision, Limit, TimeSpan, Timestamp, Verdict};
-use tidegate_headers::RejectionReason;
+use tidegate_headers::RetryAfter;
 use tidegate_policy::{
-    ActivePolicy, Admission, Bans, Exclusion, Exemption, Facts, MatchedRequest, RuleClient, RuleSharing,
-    RuntimeData, Scratch,
+    ActivePolicy, Admission, AppliedRules, Bans, Exclusion, Exemption, Facts, MatchedRequest, RuleClient,
+    RuleSharing, RuntimeData, Scratch,
 };
 use tidegate_store::{Clock, Override, Penalties, Permits, RetainedLimits, RuleSettings, Store, StoreError};
 
@@ -18,7 +18,8 @@ use crate::lockout::{self, LockOuts};
 use crate::override_list::OverrideList;
 use crate::report::RulingReport;
 use crate::reset_list::ResetList;
-use crate::ruling::{AdmittedRuling, FailedRuling, RejectedRuling, Ruling};
+use crate::rule_operations::UnknownRule;
+use crate::ruling::{RefuseReason, RefuseRuling, Ruling, ServeReason, ServeRuling};
 
 /// `Retry-After` of a concurrency limit: a request with a permit may end at any time.
 const CONCURRENCY_RETRY: TimeSpan = TimeSpan::from_secs(1);
@@ -60,17 +61,22 @@ pub struct RuleCheck<'c> {
 pub(crate) enum SkipReason {
     Banned,
     Exempt(Exemption),
-    NoRule,
 }
 
-impl From<SkipReason> for Ruling<'_> {
-    fn from(reason: SkipReason) -> Self {
-        match reason {
-            SkipReason::Banned => Self::Banned,
-            SkipReason::Exempt(why) => Self::Exempt(why),
-            SkipReason::NoRule => Self::NoRule,
-        }
-    }
+/// Whether a check charges anything.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Charging {
+    /// The limits are charged, permits are acquired, violations are recorded.
+    On,
+    /// Nothing is changed. Lock-outs apply; concurrency limits do not: whether a permit is left is known only when it is taken.
+    Off,
+}
+
+/// How a decision of the store was asked for.
+struct DecisionSetup {
+    acquired: AcquiredPermits,
+    now: Timestamp,
+    charging: Charging,
 }
 
 /// A policy whose limits the store can count. [`Limiter::activate`] applies it.
@@ -192,49 +198,81 @@ impl<S: Store + 'static> Limiter<S> {
         scratch: &'a mut Scratch,
         now: Timestamp,
     ) -> impl Future<Output = Ruling<'a>> + Send {
-        self.decide(policy, now, move || {
-            let bans = self.bans.any();
-            let bans = bans.as_deref().map(|bans| &**bans);
-            let runtime = RuntimeData { directory: policy.directory.as_deref(), bans };
-            match policy.matcher.admit(facts, runtime, now, scratch) {
-                Admission::Banned { .. } => Err(SkipReason::Banned),
-                Admission::Exempt { why } => Err(SkipReason::Exempt(why)),
-                Admission::Checked(matched) => Ok(matched),
-            }
-        })
+        self.decide(policy, now, Charging::On, move || self.match_request(policy, facts, scratch, now))
+    }
+
+    /// What [`check`](Self::check) would return now, without charging or recording anything. Concurrency limits are not
+    /// checked.
+    pub fn preview<'a>(
+        &self,
+        policy: &'a ActivePolicy,
+        facts: &Facts<'_>,
+        scratch: &'a mut Scratch,
+        now: Timestamp,
+    ) -> impl Future<Output = Ruling<'a>> + Send {
+        self.decide(policy, now, Charging::Off, move || self.match_request(policy, facts, scratch, now))
     }
 
     /// Checks one rule for a client that the caller has identified. The other rules of the policy are not checked. Bans and
-    /// exemptions apply as far as they concern the identities of the client. [`Ruling::NoRule`] if the policy has no such
-    /// rule.
-    pub fn check_rule<'a>(
+    /// exemptions apply as far as they concern the identities of the client.
+    pub async fn check_rule<'a>(
         &self,
         policy: &'a ActivePolicy,
         check: RuleCheck<'_>,
         scratch: &'a mut Scratch,
         now: Timestamp,
-    ) -> impl Future<Output = Ruling<'a>> + Send {
-        self.decide(policy, now, move || self.match_rule(policy, check, scratch, now))
+    ) -> Result<Ruling<'a>, UnknownRule> {
+        let matched = self.match_rule(policy, check, scratch, now)?;
+        Ok(self.decide(policy, now, Charging::On, move || matched).await)
+    }
+
+    /// What [`check_rule`](Self::check_rule) would return now, without charging or recording anything.
+    pub async fn preview_rule<'a>(
+        &self,
+        policy: &'a ActivePolicy,
+        check: RuleCheck<'_>,
+        scratch: &'a mut Scratch,
+        now: Timestamp,
+    ) -> Result<Ruling<'a>, UnknownRule> {
+        let matched = self.match_rule(policy, check, scratch, now)?;
+        Ok(self.decide(policy, now, Charging::Off, move || matched).await)
+    }
+
+    /// The checks of a request, unless its client is banned or exempt.
+    fn match_request<'a>(
+        &self,
+        policy: &'a ActivePolicy,
+        facts: &Facts<'_>,
+        scratch: &'a mut Scratch,
+        now: Timestamp,
+    ) -> Result<MatchedRequest<'a>, SkipReason> {
+        let bans = self.bans.any();
+        let bans = bans.as_deref().map(|bans| &**bans);
+        let runtime = RuntimeData { directory: policy.directory.as_deref(), bans };
+        match policy.matcher.admit(facts, runtime, now, scratch) {
+            Admission::Banned { .. } => Err(SkipReason::Banned),
+            Admission::Exempt { why } => Err(SkipReason::Exempt(why)),
+            Admission::Checked(matched) => Ok(matched),
+        }
     }
 
     /// The check of a rule, unless its client is banned or exempt.
-    pub(crate) fn match_rule<'a>(
+    fn match_rule<'a>(
         &self,
         policy: &'a ActivePolicy,
         RuleCheck { rule, client, cost }: RuleCheck<'_>,
         scratch: &'a mut Scratch,
         now: Timestamp,
-    ) -> Result<MatchedRequest<'a>, SkipReason> {
-        let matched = policy.matcher.match_rule(rule, client.key(), cost, scratch);
-        let matched = matched.ok_or(SkipReason::NoRule)?;
+    ) -> Result<Result<MatchedRequest<'a>, SkipReason>, UnknownRule> {
+        let matched = policy.matcher.match_rule(rule, client.key(), cost, scratch).ok_or(UnknownRule)?;
         let bans = self.bans.any();
         let bans = bans.as_deref().map(|bans| &**bans);
         let runtime = RuntimeData { directory: policy.directory.as_deref(), bans };
-        match policy.matcher.exclusion(client, runtime, now) {
+        Ok(match policy.matcher.exclusion(client, runtime, now) {
             None => Ok(matched),
             Some(Exclusion::Banned(_)) => Err(SkipReason::Banned),
             Some(Exclusion::Exempt(why)) => Err(SkipReason::Exempt(why)),
-        }
+        })
     }
 
     /// Checks a limit that the caller supplies. The rule of `key` must not be one of the policy.
@@ -253,19 +291,25 @@ impl<S: Store + 'static> Limiter<S> {
         &self,
         policy: &'a ActivePolicy,
         now: Timestamp,
+        charging: Charging,
         find: impl FnOnce() -> Result<MatchedRequest<'a>, SkipReason> + Send,
     ) -> Ruling<'a> {
         let matched = match find() {
             Ok(matched) => matched,
-            Err(reason) => return reason.into(),
+            Err(reason) => return skip(policy, reason, now),
         };
         // A client that is locked out is not charged: its limits would be used up after the lock-out.
         if policy.matcher.has_penalties() {
             let lock_outs = lockout::active(&self.penalties, &matched, now);
             if !lock_outs.is_empty() {
                 let report = RulingReport { lock_outs, ..RulingReport::new(matched.applied(), now) };
-                return Box::pin(self.reject_uncharged(&matched, report)).await;
+                return Box::pin(self.refuse_uncharged(&matched, report)).await;
             }
+        }
+        if charging == Charging::Off {
+            let decided = Box::pin(self.store().peek(matched.checks(), now)).await;
+            let setup = DecisionSetup { acquired: AcquiredPermits::default(), now, charging };
+            return self.conclude(policy, &matched, setup, decided);
         }
         if policy.matcher.has_shared_permits() {
             // Boxed, so that the futures of other policies are small.
@@ -280,14 +324,14 @@ impl<S: Store + 'static> Limiter<S> {
                     shadow,
                     ..RulingReport::new(matched.applied(), now)
                 };
-                return Box::pin(self.reject_uncharged(&matched, report)).await;
+                return Box::pin(self.refuse_uncharged(&matched, report)).await;
             }
         };
         if matched.checks().is_empty() {
-            return Ruling::Admitted(admitted(&matched, acquired, now));
+            return serve(&matched, acquired, now, ServeReason::WithinLimits);
         }
         let decided = self.store().decide(matched.checks(), now).await;
-        self.conclude(policy, &matched, (acquired, now), decided)
+        self.conclude(policy, &matched, DecisionSetup { acquired, now, charging }, decided)
     }
 
     /// Decides about permits and limits if the store grants some of the permits. All are released if a limit rejects.
@@ -306,18 +350,18 @@ impl<S: Store + 'static> Limiter<S> {
                     shadow,
                     ..RulingReport::new(matched.applied(), now)
                 };
-                return self.reject_uncharged(matched, report).await;
+                return self.refuse_uncharged(matched, report).await;
             }
-            Err(SharedRefusal::Failed(acquired)) => {
-                let AdmittedRuling { report, permits, .. } = admitted(matched, acquired, now);
-                return Ruling::StoreFailed(FailedRuling { report, permits, is_binding: true });
+            Err(SharedRefusal::Failed(shadow)) => {
+                let report = RulingReport { shadow, ..RulingReport::new(matched.applied(), now) };
+                return refuse_without(report, RefuseReason::StoreUnavailable);
             }
         };
         if matched.checks().is_empty() {
-            return Ruling::Admitted(admitted(matched, acquired, now));
+            return serve(matched, acquired, now, ServeReason::WithinLimits);
         }
         let decided = self.store().decide(matched.checks(), now).await;
-        self.conclude(policy, matched, (acquired, now), decided)
+        self.conclude(policy, matched, DecisionSetup { acquired, now, charging: Charging::On }, decided)
     }
 
     /// Turns the store's decision into a ruling.
@@ -327,30 +371,37 @@ impl<S: Store + 'static> Limiter<S> {
         &self,
         policy: &ActivePolicy,
         matched: &MatchedRequest<'a>,
-        (acquired, now): (AcquiredPermits, Timestamp),
+        DecisionSetup { acquired, now, charging }: DecisionSetup,
         decided: Result<Decision, StoreError>,
     ) -> Ruling<'a> {
         let Ok(decision) = decided else { return store_failed(matched, acquired, now) };
+        let is_peeked = charging == Charging::Off;
         let AcquiredPermits { permits, shadow } = acquired;
         let Verdict::Pass { wait: delay } = decision.verdict else {
-            let lock_outs = if policy.matcher.has_penalties() {
+            let lock_outs = if policy.matcher.has_penalties() && !is_peeked {
                 lockout::record_violations(&self.penalties, matched, &decision, now)
             } else {
                 LockOuts::new()
             };
             let report = RulingReport::new(matched.applied(), decision.at);
-            return reject(RulingReport { decision: Some(decision), lock_outs, shadow, ..report });
+            return refuse(RulingReport { decision: Some(decision), is_peeked, lock_outs, shadow, ..report });
         };
         let primary = matched.tightest(&decision);
-        let report = RulingReport::new(matched.applied(), decision.at);
-        let report = RulingReport { decision: Some(decision), shadow, primary, ..report };
         let may_be_settled = policy.matcher.has_settlements();
-        Ruling::Admitted(AdmittedRuling { report, permits, delay, may_be_settled })
+        let report = RulingReport::new(matched.applied(), decision.at);
+        let report = RulingReport { decision: Some(decision), is_peeked, shadow, primary, ..report };
+        Ruling::Serve(ServeRuling {
+            report,
+            reason: ServeReason::WithinLimits,
+            permits,
+            delay,
+            may_be_settled,
+        })
     }
 
-    /// Rejects a request before its limits were charged. Peeks at the limits so that `retry_after` covers them: otherwise the
-    /// client could retry too early and be rejected again.
-    async fn reject_uncharged<'a>(
+    /// Refuses a request before its limits were charged. Peeks at the limits so that `retry_after` covers them: otherwise the
+    /// client could retry too early and be refused again.
+    async fn refuse_uncharged<'a>(
         &self,
         matched: &MatchedRequest<'a>,
         mut report: RulingReport<'a>,
@@ -359,39 +410,65 @@ impl<S: Store + 'static> Limiter<S> {
             (report.at, report.is_peeked) = (peeked.at, true);
             report.decision = Some(peeked);
         }
-        reject(report)
+        refuse(report)
     }
 }
 
-fn admitted<'a>(
+/// The ruling on a request that no limit decides.
+#[cold]
+#[inline(never)]
+fn skip(policy: &ActivePolicy, reason: SkipReason, now: Timestamp) -> Ruling<'_> {
+    let report = RulingReport::new(AppliedRules::none(policy.matcher.plan()), now);
+    match reason {
+        SkipReason::Banned => refuse_without(report, RefuseReason::Banned),
+        SkipReason::Exempt(why) => Ruling::Serve(ServeRuling {
+            report,
+            reason: ServeReason::Exempt(why),
+            permits: Vec::new(),
+            delay: TimeSpan::ZERO,
+            may_be_settled: false,
+        }),
+    }
+}
+
+/// Serves a request without a decision of the store.
+fn serve<'a>(
     matched: &MatchedRequest<'a>,
     AcquiredPermits { permits, shadow }: AcquiredPermits,
     now: Timestamp,
-) -> AdmittedRuling<'a> {
+    reason: ServeReason,
+) -> Ruling<'a> {
     let report = RulingReport { shadow, ..RulingReport::new(matched.applied(), now) };
-    AdmittedRuling { report, permits, delay: TimeSpan::ZERO, may_be_settled: false }
+    Ruling::Serve(ServeRuling { report, reason, permits, delay: TimeSpan::ZERO, may_be_settled: false })
 }
 
-/// The ruling if the store has returned no decision.
+/// The ruling if the store has returned no decision: limits in shadow mode never refuse a request.
 #[cold]
 #[inline(never)]
 fn store_failed<'a>(matched: &MatchedRequest<'a>, acquired: AcquiredPermits, now: Timestamp) -> Ruling<'a> {
-    let AdmittedRuling { report, permits, .. } = admitted(matched, acquired, now);
-    Ruling::StoreFailed(FailedRuling { report, permits, is_binding: matched.has_binding_check() })
+    if !matched.has_binding_check() {
+        return serve(matched, acquired, now, ServeReason::StoreFailed);
+    }
+    let shadow = acquired.shadow;
+    let report = RulingReport { shadow, ..RulingReport::new(matched.applied(), now) };
+    refuse_without(report, RefuseReason::StoreUnavailable)
 }
 
-pub(crate) fn reject(mut report: RulingReport<'_>) -> Ruling<'_> {
-    let Some(rule) = report.find_rejecting() else {
-        // Unreachable: some rule rejects the request.
-        return Ruling::StoreFailed(FailedRuling { report, permits: Vec::new(), is_binding: true });
-    };
+/// Refuses a request for a reason that is none of its limits.
+fn refuse_without(report: RulingReport<'_>, reason: RefuseReason) -> Ruling<'_> {
+    Ruling::Refuse(RefuseRuling { report, reason, rule: None, retry_after: None })
+}
+
+/// Refuses a request that its limits, lock-outs or permits reject.
+fn refuse(mut report: RulingReport<'_>) -> Ruling<'_> {
+    let rule = report.find_refusing();
     let reason = match &report {
-        RulingReport { exhausted: Some(_), .. } => RejectionReason::Concurrency,
-        RulingReport { lock_outs, .. } if !lock_outs.is_empty() => RejectionReason::LockOut,
-        _ => RejectionReason::Limit,
+        RulingReport { exhausted: Some(_), .. } => RefuseReason::Concurrency,
+        RulingReport { lock_outs, .. } if !lock_outs.is_empty() => RefuseReason::LockOut,
+        _ => RefuseReason::Limit,
     };
-    let retry_after = retry_after(&report);
-    Ruling::Rejected(RejectedRuling { report, reason, rule, retry_after })
+    let retry_after = retry_after(&report).map(|wait| RetryAfter::new(wait, report.client()));
+    Ruling::Refuse(RefuseRuling { report, reason, rule, retry_after })
 }
 
 /// How long until nothing rejects the request; `None` if a limit always does. Without further requests no limit gets

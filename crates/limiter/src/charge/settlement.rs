@@ -58,9 +58,7 @@ impl<S: Store + 'static> ChargedStore for SharedStore<S> {
                 let _ = match cost.cmp(&part.cost) {
                     Ordering::Less => self.refund_part(&part.refunds(cost)).await,
                     Ordering::Equal => Ok(()),
-                    Ordering::Greater => {
-                        self.charge(&part, part.counter.limit(), part.missing(cost)).await
-                    }
+                    Ordering::Greater => self.charge(&part, part.counter.limit(), part.missing(cost)).await,
                 };
             }
         })

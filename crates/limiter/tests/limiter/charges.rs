@@ -2,23 +2,16 @@
 
 use http::{HeaderMap, HeaderName, HeaderValue};
 use tidegate_core::{Cost, TimeSpan};
-use tidegate_limiter::{AdmittedRuling, Charge, ChargeUse, RuleCheck, Ruling};
+use tidegate_limiter::{Charge, ChargeUse, RuleCheck};
 use tidegate_policy::{RuleClient, Scratch};
 use tidegate_store::MemoryStore;
 
-use crate::Bench;
+use crate::{Bench, served};
 
 fn policy(charge: &str) -> String {
     format!(
         "rate_limits: {{ rules: [{{ name: r, per: [ip], requests: 10, window: 1h, algorithm: fixed_window, {charge} }}] }}"
     )
-}
-
-fn admitted(ruling: Ruling<'_>) -> AdmittedRuling<'_> {
-    match ruling {
-        Ruling::Admitted(admitted) => admitted,
-        other => panic!("{other:?}"),
-    }
 }
 
 /// The charge of a request that the policy admits.
@@ -27,16 +20,16 @@ async fn charge(
     usage: ChargeUse,
     headers: &[(&'static str, &str)],
 ) -> Option<Charge> {
-    bench.check("/", headers, |ruling| admitted(ruling).charge(&bench.limiter, usage)).await
+    bench.check("/", headers, |ruling| served(ruling).charge(&bench.limiter, usage)).await
 }
 
 async fn left(bench: &Bench<MemoryStore>) -> u64 {
     let now = bench.now();
     let (policy, mut scratch) = (bench.limiter.policy(), Scratch::default());
-    let client = bench.check("/", &[], |ruling| admitted(ruling).report.client().to_vec()).await;
+    let client = bench.check("/", &[], |ruling| served(ruling).report.client().to_vec()).await;
     let peek = RuleCheck { rule: "r", client: &RuleClient::from_key(&client), cost: Cost::ZERO };
     let ruling = bench.limiter.check_rule(&policy, peek, &mut scratch, now).await;
-    admitted(ruling).report.limits()[0].remaining
+    served(ruling.expect("a rule")).report.limits()[0].remaining
 }
 
 #[tokio::test]
@@ -127,7 +120,7 @@ async fn remaining(bench: &Bench<MemoryStore>, rule: &str, key: &[u8]) -> (u64, 
     let (policy, mut scratch) = (bench.limiter.policy(), Scratch::default());
     let peek = RuleCheck { rule, client: &RuleClient::from_key(key), cost: Cost::ZERO };
     let ruling = bench.limiter.check_rule(&policy, peek, &mut scratch, bench.now()).await;
-    let admitted = admitted(ruling);
+    let admitted = served(ruling.expect("a rule"));
     (admitted.report.limits()[0].remaining, admitted.delay)
 }
 
@@ -148,7 +141,7 @@ async fn charge_of_delayed_requests_refunds_all_of_a_request_or_nothing() {
             for _ in 0..4 {
                 let (charge, client) = bench
                     .check("/", &[], |ruling| {
-                        let admitted = admitted(ruling);
+                        let admitted = served(ruling);
                         let charge = admitted.charge(&bench.limiter, ChargeUse::Refundable);
                         (charge, admitted.report.client().to_vec())
                     })

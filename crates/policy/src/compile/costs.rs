@@ -32,7 +32,10 @@ pub(super) fn cost<'s>(fields: &Fields<'_, 's>, context: &mut CompileContext<'s,
 }
 
 /// Decodes when a rule charges.
-pub(super) fn charge<'s>(fields: &Fields<'_, 's>, context: &mut CompileContext<'s, '_>) -> Option<ChargeBasis> {
+pub(super) fn charge<'s>(
+    fields: &Fields<'_, 's>,
+    context: &mut CompileContext<'s, '_>,
+) -> Option<ChargeBasis> {
     let Some(node) = fields.get("charge") else { return Some(ChargeBasis::UpFront) };
     let fields = Fields::open(node, &CHARGE, &mut context.report)?;
     let after = fields.require("after", &mut context.report)?;

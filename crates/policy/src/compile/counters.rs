@@ -101,7 +101,9 @@ impl<'p> AddressLimits<'p> {
     pub(crate) fn of_rates(clients: &Clients, limits: &'p RateLimits) -> Self {
         let is_enforced = |rule: &Rule| rule.mode == Mode::Enforce;
         let rules = limits.rules.iter().filter(|custom| {
-            is_enforced(&custom.rule) && custom.charge == ChargeBasis::UpFront && counts_address(&custom.count)
+            is_enforced(&custom.rule)
+                && custom.charge == ChargeBasis::UpFront
+                && counts_address(&custom.count)
         });
         let matches: HashSet<_> = rules.map(|custom| &custom.matches).collect();
         // Every client is an address, and all have the same limit.

@@ -4,9 +4,7 @@ use http::HeaderMap;
 use http::header::HeaderName;
 use ipnet::IpNet;
 use smallvec::SmallVec;
-use tidegate_core::{
-    Check, Cost, CounterKey, Decision, LimitReport, Outcome, Penalty, Role, Timestamp,
-};
+use tidegate_core::{Check, Cost, CounterKey, Decision, LimitReport, Outcome, Penalty, Role, Timestamp};
 
 use crate::bans::{Ban, Bans};
 use crate::directory::Directory;
@@ -177,6 +175,11 @@ impl<'a> AppliedRules<'a> {
         let mut rules = Self { applied, concurrency_checks, bytes: &scratch.bytes, plan, client: &[] };
         rules.client = rules.bytes(client);
         rules
+    }
+
+    /// No rules: the request is not checked, and its client is not looked up.
+    pub fn none(plan: &'a Plan) -> Self {
+        Self { applied: &[], concurrency_checks: &[], bytes: &[], plan, client: &[] }
     }
 
     fn bytes(&self, (start, end): ByteRange) -> &'a [u8] {

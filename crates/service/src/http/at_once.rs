@@ -7,10 +7,10 @@ use std::net::IpAddr;
 use std::rc::Rc;
 
 use tidegate_store::Store;
+use tidegate_telemetry::DecisionSink;
 
 use super::authorize::{conclude, original_request};
 use super::check::{CheckSubject, encode};
-use super::decision::DecisionLog;
 use super::dispatch::{EndpointCall, ServiceEndpoint, check_head, parse};
 use super::error::HttpError;
 use super::message::{CheckMessage, SingleCheckMessage};
@@ -66,9 +66,8 @@ fn check_one<S: Store + 'static>(
     let mut scratch = state.scratch();
     let now = call.record.start_decision();
     let ruling = poll_immediate(subject.decide(call, &policy.active, (&mut scratch, now), true));
-    let ruling = ruling.ok_or(HttpError::StoreUnavailable)?;
-    let log = DecisionLog::Request(&mut call.record);
-    encode((policy, state), &ruling, now, log).map(HttpAnswer::from)
+    let ruling = ruling.ok_or(HttpError::STORE_UNAVAILABLE)??;
+    encode(&ruling, policy, DecisionSink::Request(&mut call.record)).map(HttpAnswer::from)
 }
 
 fn authorize<S: Store + 'static>(
@@ -79,6 +78,6 @@ fn authorize<S: Store + 'static>(
     let (now, worker) = (call.record.start_decision(), call.worker);
     let (policy, mut scratch) = (Rc::clone(&call.policy), worker.http.scratch());
     let ruling = poll_immediate(worker.limiter.check(&policy.active, &original.facts(), &mut scratch, now));
-    let ruling = ruling.ok_or(HttpError::StoreUnavailable)?;
-    conclude(call, ruling)
+    let ruling = ruling.ok_or(HttpError::STORE_UNAVAILABLE)?;
+    Ok(conclude(call, &ruling))
 }

@@ -5,19 +5,18 @@ use std::borrow::Cow;
 use serde_json::value::RawValue;
 use tidegate_core::{Cost, Timestamp};
 use tidegate_headers::BodyStyle;
-use tidegate_limiter::{RuleCheck, Ruling};
+use tidegate_limiter::{RuleCheck, Ruling, UnknownRule};
 use tidegate_policy::{ActivePolicy, RuleClient, Scratch};
 use tidegate_store::{Clock, Store};
-use tidegate_telemetry::Protocol;
+use tidegate_telemetry::{DecisionSink, Protocol};
 
 use super::client::rule_client;
-use super::decision::{DecisionLog, DecisionWriter, put};
+use super::decision::{put, write_decision};
 use super::dispatch::{EndpointCall, MAX_BODY, parse};
 use super::error::{HttpError, invalid};
 use super::facts::OwnedRequest;
 use super::message::{CheckMessage, SingleCheckMessage};
 use super::response::HttpResponse;
-use super::state::HttpState;
 use crate::worker::ServedPolicy;
 
 /// Other requests of the worker are served after this many checks of a batch.
@@ -62,19 +61,22 @@ impl<'b> CheckSubject<'b> {
         policy: &'a ActivePolicy,
         (scratch, now): (&'a mut Scratch, Timestamp),
         charges: bool,
-    ) -> Ruling<'a> {
+    ) -> Result<Ruling<'a>, HttpError> {
         let limiter = &call.worker.limiter;
         match self {
             Self::Rule { rule, client, cost } => {
                 let check = RuleCheck { rule, client, cost: *cost };
-                if charges {
+                let ruling = if charges {
                     limiter.check_rule(policy, check, scratch, now).await
                 } else {
                     limiter.preview_rule(policy, check, scratch, now).await
-                }
+                };
+                ruling.map_err(|UnknownRule| HttpError::NoRule { rule: rule.to_string() })
             }
-            Self::Request(request) if charges => limiter.check(policy, &request.facts(), scratch, now).await,
-            Self::Request(request) => limiter.preview(policy, &request.facts(), scratch, now).await,
+            Self::Request(request) if charges => {
+                Ok(limiter.check(policy, &request.facts(), scratch, now).await)
+            }
+            Self::Request(request) => Ok(limiter.preview(policy, &request.facts(), scratch, now).await),
         }
     }
 }
@@ -120,24 +122,21 @@ async fn check_one<S: Store + 'static>(
 ) -> Result<HttpResponse, HttpError> {
     let policy = &call.policy;
     let subject = CheckSubject::new(&policy.active, &**call.worker.limiter.clock(), message)?;
-    let state = &call.worker.http;
-    let mut scratch = state.scratch();
+    let mut scratch = call.worker.http.scratch();
     let now = if charges { call.record.start_decision() } else { call.worker.now() };
-    let ruling = subject.decide(call, &policy.active, (&mut scratch, now), charges).await;
-    let log = if charges { DecisionLog::Request(&mut call.record) } else { DecisionLog::Off };
-    encode((policy, state), &ruling, now, log)
+    let ruling = subject.decide(call, &policy.active, (&mut scratch, now), charges).await?;
+    let sink = if charges { DecisionSink::Request(&mut call.record) } else { DecisionSink::Off };
+    encode(&ruling, policy, sink)
 }
 
 /// A ruling as a response.
 pub(super) fn encode(
-    (policy, state): (&ServedPolicy, &HttpState),
     ruling: &Ruling<'_>,
-    now: Timestamp,
-    mut log: DecisionLog<'_, '_>,
+    policy: &ServedPolicy,
+    mut sink: DecisionSink<'_, '_>,
 ) -> Result<HttpResponse, HttpError> {
-    let mut writer = DecisionWriter::without_headers(policy, state);
     let mut json = Vec::with_capacity(USUAL_LENGTH);
-    writer.write(ruling, now, &mut log, &mut json)?;
+    write_decision(ruling, policy, &mut sink, &mut json)?;
     put(&mut json, "}\n");
     Ok(HttpResponse::json(json))
 }
@@ -152,7 +151,6 @@ async fn check_batch<S: Store + 'static>(
     let clock = &**worker.limiter.clock();
     let mut scratch = worker.http.scratch();
     let now = worker.now();
-    let mut writer = DecisionWriter::without_headers(policy, &worker.http);
     let mut json = Vec::with_capacity(USUAL_LENGTH * (checks.len() + 1));
     put(&mut json, r#"{"results":["#);
     for (index, message) in checks.into_iter().enumerate() {
@@ -167,9 +165,9 @@ async fn check_batch<S: Store + 'static>(
         let subject = subject.and_then(|message| CheckSubject::new(&policy.active, clock_of_tokens, message));
         let written = match subject {
             Ok(subject) => {
-                let mut log = DecisionLog::Metrics { metrics, clock, start: clock.read() };
+                let mut sink = DecisionSink::Metrics { metrics, clock, start: clock.read() };
                 let ruling = subject.decide(call, &policy.active, (&mut scratch, now), true).await;
-                writer.write(&ruling, now, &mut log, &mut json)
+                ruling.and_then(|ruling| write_decision(&ruling, policy, &mut sink, &mut json))
             }
             Err(error) => Err(error),
         };

@@ -6,7 +6,7 @@ use bytes::Bytes;
 use http::header::{CONTENT_LENGTH, CONTENT_TYPE, HeaderMap, HeaderValue};
 use http::{Response, StatusCode};
 use http_body_util::Full;
-use tidegate_headers::RateLimitHeaders;
+use tidegate_headers::{BodyStyle, ErrorBody, HeaderStyle, RateLimitHeaders};
 
 use super::authorize::AnswerDelay;
 
@@ -49,6 +49,14 @@ impl HttpResponse {
             headers: HeaderMap::new(),
             body: Cow::Borrowed(b""),
         }
+    }
+
+    /// An error. `styles` are those of the headers that report limits.
+    pub(super) fn error(body: &ErrorBody<'_>, style: BodyStyle, styles: &[HeaderStyle]) -> Self {
+        let mut response = Self::new(style.content_type(), body.encode(style));
+        response.status = body.status;
+        body.write_retry_after(&mut response.headers, styles);
+        response
     }
 
     /// A decision.
@@ -113,6 +121,7 @@ fn write_header(output: &mut Vec<u8>, name: &str, value: &[u8]) {
 #[cfg(test)]
 mod tests {
     use http::header::ALLOW;
+    use tidegate_headers::write_retry_after;
 
     use super::*;
 
@@ -122,7 +131,7 @@ mod tests {
         response.status = StatusCode::METHOD_NOT_ALLOWED;
         response.headers.insert(ALLOW, HeaderValue::from_static("POST"));
         let mut limits = RateLimitHeaders::default();
-        limits.push_retry_after(7);
+        write_retry_after(&mut limits, 7, &[]);
         response.limits = Some(Box::new(limits));
         let mut output = b"before ".to_vec();
         response.write(b"Mon, 16 Nov 2026 10:00:00 GMT", true, &mut output);
