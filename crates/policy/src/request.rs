@@ -389,15 +389,10 @@ pub(crate) fn remove_proxy_headers(headers: &mut HeaderMap) {
 /// the proxies that have written them.
 pub fn is_proxy_header(name: &str) -> bool {
     let Some(name) = name.strip_prefix("x-") else { return false };
-    match name.strip_prefix("forwarded-") {
-        Some(rest) => rest != "for" && rest != "proto",
-        None => {
-            name == "real-ip"
-                || name == "criticality"
-                || name.starts_with("original-")
-                || name.starts_with("rewrite-")
-        }
+    if let Some(forwarded) = name.strip_prefix("forwarded-") {
+        return !matches!(forwarded, "for" | "proto");
     }
+    matches!(name, "real-ip" | "criticality") || name.starts_with("original-") || name.starts_with("rewrite-")
 }
 
 /// Whether a header name has a character that is no letter, digit or dash. Some servers replace it: many read `X_API_Key` as
