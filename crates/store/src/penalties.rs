@@ -15,7 +15,7 @@ use std::sync::{Mutex, OnceLock, PoisonError};
 use tidegate_core::{CounterKey, OwnedKey, Penalty, PenaltyState, TimeSpan, Timestamp};
 
 use crate::memory::hash::KeyHasher;
-use shard::Shard;
+use shard::PenaltyShard;
 
 /// The number of shards.
 const SHARDS: usize = 64;
@@ -56,7 +56,7 @@ impl fmt::Debug for Penalties {
 struct ShardLock {
     /// The number of entries: usually 0, and then there is nothing to lock.
     count: AtomicUsize,
-    shard: Mutex<Shard>,
+    shard: Mutex<PenaltyShard>,
 }
 
 /// The penalty state of one client under one rule.
@@ -93,7 +93,7 @@ impl Penalties {
         let each = records.div_ceil(SHARDS).max(1);
         let part = |_| ShardLock {
             count: AtomicUsize::new(0),
-            shard: Mutex::new(Shard::new(each, each.saturating_mul(CLIENT_BYTES).max(LONGEST_CLIENT))),
+            shard: Mutex::new(PenaltyShard::new(each, each.saturating_mul(CLIENT_BYTES).max(LONGEST_CLIENT))),
         };
         Self {
             hasher: KeyHasher::random(),
@@ -305,7 +305,7 @@ impl Penalties {
 }
 
 impl ShardLock {
-    fn with<R>(&self, act: impl FnOnce(&mut Shard) -> R) -> R {
+    fn with<R>(&self, act: impl FnOnce(&mut PenaltyShard) -> R) -> R {
         // No panic can leave a shard half changed.
         let mut shard = self.shard.lock().unwrap_or_else(PoisonError::into_inner);
         let result = act(&mut shard);

@@ -8,7 +8,7 @@ use super::{PenaltyChanges, PenaltyEntry};
 
 /// Entries, limited in number and bytes.
 #[derive(Debug)]
-pub(super) struct Shard {
+pub(super) struct PenaltyShard {
     table: HashTable<ShardEntry>,
     max: usize,
     /// The bytes of the client names, and their limit.
@@ -28,7 +28,7 @@ struct ShardEntry {
     is_changed: bool,
 }
 
-impl Shard {
+impl PenaltyShard {
     pub(super) fn new(max: usize, max_bytes: usize) -> Self {
         let (table, removed) = (HashTable::new(), Vec::new());
         Self { table, max, bytes: 0, max_bytes, removed, is_partial: false, dropped: 0 }
