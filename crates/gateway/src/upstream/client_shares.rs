@@ -156,11 +156,11 @@ impl WindowThreshold {
 pub(super) struct FailureShares {
     /// Whether there are failures since the latest success.
     has_streak: AtomicBool,
-    table: Mutex<ShareTable>,
+    table: Mutex<ClientShareTable>,
 }
 
 #[derive(Debug, Default)]
-struct ShareTable {
+struct ClientShareTable {
     /// The one that failed last is the last one.
     clients: Vec<ClientFailures>,
     /// The halves of an odd threshold: one of two clients has used its half failure.
@@ -211,12 +211,12 @@ impl FailureShares {
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, ShareTable> {
+    fn lock(&self) -> MutexGuard<'_, ClientShareTable> {
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl ShareTable {
+impl ClientShareTable {
     fn count(&mut self, client: ClientId, thresholds: Thresholds, has_others: bool) -> bool {
         let Thresholds { in_a_row, window } = thresholds;
         let step = window.map(|window| window.step);

@@ -2,14 +2,13 @@
 
 use std::sync::Arc;
 
-use tidegate_core::{Check, Coordination, Cost, Decision, Limit, Refund, Timestamp};
+use tidegate_core::{Check, Coordination, Cost, Decision, Limit, OwnedKey, Refund, Timestamp};
 use tidegate_store::{Store, StoreError};
 use tokio::sync::oneshot;
 
 use super::StoreState;
 use super::failure::is_outage;
 use super::groups::Decider;
-use crate::owned_key::OwnedKey;
 
 /// A refund that owns its key and its limit.
 struct OwnedRefund {
@@ -22,7 +21,7 @@ struct OwnedRefund {
 impl OwnedRefund {
     fn of(refund: &Refund<'_>) -> Self {
         let Refund { key, limit, cost, charged } = *refund;
-        Self { key: OwnedKey::of(key), limit: *limit, cost, charged }
+        Self { key: key.into(), limit: *limit, cost, charged }
     }
 
     fn as_refund(&self) -> Refund<'_> {

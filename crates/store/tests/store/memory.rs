@@ -204,6 +204,6 @@ fn memory_store_reports_the_heaviest_key() {
         decide(&store, &[Check::new(CounterKey::new(RULE, b"abuser"), &limit)], now);
     }
     let heaviest = store.heaviest();
-    assert_eq!(&*heaviest[0].client, b"abuser");
+    assert_eq!(&*heaviest[0].key.client, b"abuser");
     assert!(heaviest[0].rejected > 50_000 && heaviest[0].rejected < 200_000, "{:?}", heaviest[0]);
 }
