@@ -17,11 +17,6 @@ use crate::permits::PermitGrant;
 /// a part of it. The caller reads `now` once. A store with its own clock (so that several nodes agree) returns the time in
 /// [`Decision::at`].
 pub trait Store: Send + Sync {
-    /// Whether the futures of this store are ready when they are first polled.
-    fn is_immediate(&self) -> bool {
-        false
-    }
-
     /// Decides `checks` and charges them if the request is admitted.
     fn decide(
         &self,

@@ -138,10 +138,6 @@ pub(crate) fn start_sharing(
 }
 
 impl Store for SelectedStore {
-    fn is_immediate(&self) -> bool {
-        matches!(self, Self::Memory(_))
-    }
-
     #[inline]
     async fn decide(&self, checks: &[Check<'_>], now: Timestamp) -> Result<Decision, StoreError> {
         match self {

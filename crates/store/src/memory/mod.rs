@@ -435,10 +435,6 @@ impl Future for DecideFuture<'_, '_, '_> {
 }
 
 impl Store for MemoryStore {
-    fn is_immediate(&self) -> bool {
-        true
-    }
-
     #[inline]
     fn decide(
         &self,
