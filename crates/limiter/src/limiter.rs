@@ -3,11 +3,11 @@
 use std::sync::{Arc, Mutex, PoisonError};
 
 use arc_swap::ArcSwap;
-use tidegate_core::{Check, Cost, CounterKey, Decision, Limit, TimeSpan, Timestamp, Verdict};
+use tidegate_core::{Check, Cost, CounterKey, Decision, Limit, RuleId, TimeSpan, Timestamp, Verdict};
 use tidegate_headers::RejectionReason;
 use tidegate_policy::{
-    ActivePolicy, Admission, Bans, Exclusion, Exemption, Facts, MatchedRequest, RuleClient, RuleSharing,
-    RuntimeData, Scratch,
+    ActivePolicy, Admission, Bans, ConcurrencyRule, Exclusion, Exemption, Facts, MatchedRequest, RuleClient,
+    RuleSharing, RuntimeData, Scratch,
 };
 use tidegate_store::{Clock, Override, Penalties, Permits, RetainedLimits, RuleSettings, Store, StoreError};
 
@@ -73,6 +73,18 @@ impl From<SkipReason> for Ruling<'_> {
             SkipReason::NoRule => Self::NoRule,
         }
     }
+}
+
+/// What the store is asked about a request.
+enum StoreStep<'a> {
+    /// To decide the checks. The request has its permits.
+    Decide(AcquiredPermits),
+    /// Nothing: there are no checks.
+    Admit(AcquiredPermits),
+    /// To read the limits of a request that is rejected. Boxed, because that is rare.
+    Reject(Box<RulingReport<'a>>),
+    /// For permits that nodes share, before it decides.
+    AcquirePermits,
 }
 
 /// A policy whose limits the store can count. [`Limiter::activate`] applies it.
@@ -194,16 +206,19 @@ impl<S: Store + 'static> Limiter<S> {
         scratch: &'a mut Scratch,
         now: Timestamp,
     ) -> impl Future<Output = Ruling<'a>> + Send {
-        self.decide(policy, now, move || {
-            let bans = self.bans.any();
-            let bans = bans.as_deref().map(|bans| &**bans);
-            let runtime = RuntimeData { directory: policy.directory.as_deref(), bans };
-            match policy.matcher.admit(facts, runtime, now, scratch) {
-                Admission::Banned { .. } => Err(SkipReason::Banned),
-                Admission::Exempt { why } => Err(SkipReason::Exempt(why)),
-                Admission::Checked(matched) => Ok(matched),
-            }
-        })
+        self.decide(policy, now, move || self.match_request(policy, facts, scratch, now))
+    }
+
+    /// Checks a request like [`check`](Self::check), if that needs no wait. `None` if the caller has to await `check`; nothing is
+    /// charged then.
+    pub fn try_check<'a>(
+        &self,
+        policy: &'a ActivePolicy,
+        facts: &Facts<'_>,
+        scratch: &'a mut Scratch,
+        now: Timestamp,
+    ) -> Option<Ruling<'a>> {
+        self.try_decide(policy, now, self.match_request(policy, facts, scratch, now))
     }
 
     /// Checks one rule for a client that the caller has identified. The other rules of the policy are not checked. Bans and
@@ -217,6 +232,36 @@ impl<S: Store + 'static> Limiter<S> {
         now: Timestamp,
     ) -> impl Future<Output = Ruling<'a>> + Send {
         self.decide(policy, now, move || self.match_rule(policy, check, scratch, now))
+    }
+
+    /// Checks a rule like [`check_rule`](Self::check_rule), if that needs no wait. `None` if the caller has to await `check_rule`;
+    /// nothing is charged then.
+    pub fn try_check_rule<'a>(
+        &self,
+        policy: &'a ActivePolicy,
+        check: RuleCheck<'_>,
+        scratch: &'a mut Scratch,
+        now: Timestamp,
+    ) -> Option<Ruling<'a>> {
+        self.try_decide(policy, now, self.match_rule(policy, check, scratch, now))
+    }
+
+    /// The checks of a request, unless its client is banned or exempt.
+    fn match_request<'a>(
+        &self,
+        policy: &'a ActivePolicy,
+        facts: &Facts<'_>,
+        scratch: &'a mut Scratch,
+        now: Timestamp,
+    ) -> Result<MatchedRequest<'a>, SkipReason> {
+        let bans = self.bans.any();
+        let bans = bans.as_deref().map(|bans| &**bans);
+        let runtime = RuntimeData { directory: policy.directory.as_deref(), bans };
+        match policy.matcher.admit(facts, runtime, now, scratch) {
+            Admission::Banned { .. } => Err(SkipReason::Banned),
+            Admission::Exempt { why } => Err(SkipReason::Exempt(why)),
+            Admission::Checked(matched) => Ok(matched),
+        }
     }
 
     /// The check of a rule, unless its client is banned or exempt.
@@ -266,35 +311,72 @@ impl<S: Store + 'static> Limiter<S> {
             Ok(matched) => matched,
             Err(reason) => return reason.into(),
         };
+        match self.decide_locally(policy, &matched, now) {
+            StoreStep::Decide(acquired) => {
+                let decided = self.store().decide(matched.checks(), now).await;
+                self.conclude(policy, &matched, (acquired, now), decided)
+            }
+            StoreStep::Admit(acquired) => Ruling::Admitted(admitted(&matched, acquired, now)),
+            // Boxed, so that the futures of other requests are small.
+            StoreStep::Reject(report) => Box::pin(self.reject_uncharged(&matched, report)).await,
+            StoreStep::AcquirePermits => {
+                Box::pin(self.decide_with_shared_permits(policy, &matched, now)).await
+            }
+        }
+    }
+
+    /// Decides like [`decide`](Self::decide), if the store need not be awaited.
+    #[expect(clippy::inline_always, reason = "see conclude")]
+    #[inline(always)]
+    fn try_decide<'a>(
+        &self,
+        policy: &'a ActivePolicy,
+        now: Timestamp,
+        found: Result<MatchedRequest<'a>, SkipReason>,
+    ) -> Option<Ruling<'a>> {
+        let matched = match found {
+            Ok(matched) => matched,
+            Err(reason) => return Some(reason.into()),
+        };
+        match self.decide_locally(policy, &matched, now) {
+            StoreStep::Decide(acquired) => {
+                let decided = self.store().try_decide(matched.checks(), now)?;
+                Some(self.conclude(policy, &matched, (acquired, now), decided))
+            }
+            StoreStep::Admit(acquired) => Some(Ruling::Admitted(admitted(&matched, acquired, now))),
+            StoreStep::Reject(report) => {
+                let peeked = self.store().try_peek(matched.checks(), now)?;
+                Some(reject_peeked(*report, peeked))
+            }
+            StoreStep::AcquirePermits => None,
+        }
+    }
+
+    /// Decides what this node knows without the store: lock-outs and its own permits.
+    #[inline]
+    fn decide_locally<'a>(
+        &self,
+        policy: &'a ActivePolicy,
+        matched: &MatchedRequest<'a>,
+        now: Timestamp,
+    ) -> StoreStep<'a> {
         // A client that is locked out is not charged: its limits would be used up after the lock-out.
         if policy.matcher.has_penalties() {
-            let lock_outs = lockout::active(&self.penalties, &matched, now);
+            let lock_outs = lockout::active(&self.penalties, matched, now);
             if !lock_outs.is_empty() {
                 let report = RulingReport { lock_outs, ..RulingReport::new(matched.applied(), now) };
-                return Box::pin(self.reject_uncharged(&matched, report)).await;
+                return StoreStep::Reject(Box::new(report));
             }
         }
         if policy.matcher.has_shared_permits() {
-            // Boxed, so that the futures of other policies are small.
-            return Box::pin(self.decide_with_shared_permits(policy, &matched, now)).await;
+            return StoreStep::AcquirePermits;
         }
         // Before anything is charged: dropping permits is cheaper than a refund.
-        let acquired = match concurrency::acquire(&self.permits, &matched) {
-            Ok(acquired) => acquired,
-            Err((rule, shadow)) => {
-                let report = RulingReport {
-                    exhausted: Some(rule),
-                    shadow,
-                    ..RulingReport::new(matched.applied(), now)
-                };
-                return Box::pin(self.reject_uncharged(&matched, report)).await;
-            }
-        };
-        if matched.checks().is_empty() {
-            return Ruling::Admitted(admitted(&matched, acquired, now));
+        match concurrency::acquire(&self.permits, matched) {
+            Ok(acquired) if matched.checks().is_empty() => StoreStep::Admit(acquired),
+            Ok(acquired) => StoreStep::Decide(acquired),
+            Err((rule, shadow)) => StoreStep::Reject(Box::new(exhausted(matched, rule, shadow, now))),
         }
-        let decided = self.store().decide(matched.checks(), now).await;
-        self.conclude(policy, &matched, (acquired, now), decided)
     }
 
     /// Decides about permits and limits if the store grants some of the permits. All are released if a limit rejects.
@@ -308,11 +390,7 @@ impl<S: Store + 'static> Limiter<S> {
         let acquired = match acquired {
             Ok(acquired) => acquired,
             Err(SharedRefusal::Exhausted(rule, shadow)) => {
-                let report = RulingReport {
-                    exhausted: Some(rule),
-                    shadow,
-                    ..RulingReport::new(matched.applied(), now)
-                };
+                let report = Box::new(exhausted(matched, rule, shadow, now));
                 return self.reject_uncharged(matched, report).await;
             }
             Err(SharedRefusal::Failed(acquired)) => {
@@ -364,14 +442,30 @@ impl<S: Store + 'static> Limiter<S> {
     async fn reject_uncharged<'a>(
         &self,
         matched: &MatchedRequest<'a>,
-        mut report: RulingReport<'a>,
+        report: Box<RulingReport<'a>>,
     ) -> Ruling<'a> {
-        if let Ok(peeked) = self.store().peek(matched.checks(), report.at).await {
-            (report.at, report.is_peeked) = (peeked.at, true);
-            report.decision = Some(peeked);
-        }
-        reject(report)
+        let peeked = self.store().peek(matched.checks(), report.at).await;
+        reject_peeked(*report, peeked)
     }
+}
+
+/// The rejection of a request whose limits were not charged, but read if the store has not failed.
+fn reject_peeked(mut report: RulingReport<'_>, peeked: Result<Decision, StoreError>) -> Ruling<'_> {
+    if let Ok(peeked) = peeked {
+        (report.at, report.is_peeked) = (peeked.at, true);
+        report.decision = Some(peeked);
+    }
+    reject(report)
+}
+
+/// The report of a request for which a concurrency limit has no permit left.
+fn exhausted<'a>(
+    matched: &MatchedRequest<'a>,
+    rule: &'a ConcurrencyRule,
+    shadow: Vec<RuleId>,
+    now: Timestamp,
+) -> RulingReport<'a> {
+    RulingReport { exhausted: Some(rule), shadow, ..RulingReport::new(matched.applied(), now) }
 }
 
 fn admitted<'a>(

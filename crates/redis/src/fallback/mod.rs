@@ -176,8 +176,6 @@ struct CheckLimits {
 }
 
 impl Store for FallbackStore {
-    const IS_IMMEDIATE: bool = true;
-
     async fn decide(&self, checks: &[Check<'_>], now: Timestamp) -> Result<Decision, StoreError> {
         let now = self.server_time(now);
         let limits = self.limits(checks, now);

@@ -161,9 +161,9 @@ async fn rejected_flood_on_one_key_sends_no_command() {
         let decision = store.decide(&[check(CENTRAL, &limit)], Timestamp::ZERO).await.unwrap();
         let Verdict::NotUntil { retry_after } = decision.verdict else { panic!("{decision:?}") };
         assert!(retry_after <= TimeSpan::from_secs(1_200) && retry_after > TimeSpan::from_secs(1_100));
-        let outcome = store.decide_at_once(&check(CENTRAL, &limit), Timestamp::ZERO).outcome().unwrap();
-        assert_eq!((outcome.limit, outcome.remaining), (3, 0));
         let checks = [check(CENTRAL, &limit)];
+        let tried = store.try_decide(&checks, Timestamp::ZERO).unwrap().unwrap();
+        assert_eq!((tried.outcomes[0].limit, tried.outcomes[0].remaining), (3, 0));
         store.decide_batch(&[&checks, &checks], Timestamp::ZERO, &mut batch).await.unwrap();
     }
     assert_eq!((batch.len(), batch.iter().any(Decision::passes)), (2_000, false));
@@ -220,7 +220,7 @@ async fn client_with_a_long_identifier_has_one_counter_for_all_operations() {
         let [store, _] = &stores;
         let decision = store.decide(&[check], Timestamp::ZERO).await.unwrap();
         assert!(decision.passes(), "{rule:?}");
-        store.decide_at_once(&check, Timestamp::ZERO);
+        let _ = store.try_decide(&[check], Timestamp::ZERO);
         let mut decisions = Vec::new();
         let checks = [check];
         store.decide_batch(&[&checks, &checks], Timestamp::ZERO, &mut decisions).await.unwrap();

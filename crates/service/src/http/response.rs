@@ -1,6 +1,7 @@
 //! The responses of all endpoints.
 
 use std::borrow::Cow;
+use std::pin::Pin;
 
 use bytes::Bytes;
 use http::header::{CONTENT_LENGTH, CONTENT_TYPE, HeaderMap, HeaderValue};
@@ -10,6 +11,7 @@ use tidegate_headers::RateLimitHeaders;
 use tidegate_store::Store;
 
 use super::authorize::AnswerDelay;
+use super::error::HttpError;
 
 /// A response, and what happens before it is sent.
 pub(super) struct HttpAnswer<S: Store + 'static> {
@@ -20,6 +22,27 @@ pub(super) struct HttpAnswer<S: Store + 'static> {
 impl<S: Store + 'static> From<HttpResponse> for HttpAnswer<S> {
     fn from(response: HttpResponse) -> Self {
         Self { response, delay: None }
+    }
+}
+
+/// An answer that may have to be awaited.
+pub(super) enum PendingAnswer<'f, S: Store + 'static> {
+    Ready(HttpAnswer<S>),
+    Waiting(Pin<Box<dyn Future<Output = Result<HttpAnswer<S>, HttpError>> + 'f>>),
+}
+
+impl<S: Store + 'static> PendingAnswer<'_, S> {
+    pub(super) async fn wait(self) -> Result<HttpAnswer<S>, HttpError> {
+        match self {
+            Self::Ready(answer) => Ok(answer),
+            Self::Waiting(answer) => answer.await,
+        }
+    }
+}
+
+impl<S: Store + 'static> From<HttpResponse> for PendingAnswer<'_, S> {
+    fn from(response: HttpResponse) -> Self {
+        Self::Ready(response.into())
     }
 }
 

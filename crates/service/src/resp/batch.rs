@@ -96,7 +96,7 @@ impl CommandBatch {
     }
 
     /// Adds the command in `input` to those of other connections; `None` if it is not a single valid `CL.THROTTLE`, or if the
-    /// store is not in this process. Then nothing has happened.
+    /// store has to be awaited. Then nothing has happened.
     #[inline]
     pub(crate) fn share<S: Store + 'static>(
         &mut self,
@@ -105,7 +105,7 @@ impl CommandBatch {
         worker: &ServiceWorker<S>,
     ) -> Option<SharedReply> {
         let is_possible = input.len() <= MAX_SHARED && !client.is_locked && client.transaction.is_none();
-        if !is_possible || !worker.limiter.store().is_immediate() {
+        if !is_possible || worker.resp.shared.are_awaited() {
             return None;
         }
         let is_single = self.parser.parse(input).ok()? == Some(input.len()) && !self.parser.is_inline();

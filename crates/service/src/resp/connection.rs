@@ -154,8 +154,11 @@ where
             let Some(executed) = executed else { break };
             if std::mem::take(&mut self.is_deferred) {
                 requeue().await;
-                if let Some(reply) = self.reply.take() {
-                    reply.append_to(&mut self.unsent, &self.worker);
+                if let Some(reply) = self.reply.take()
+                    && let Some(command) = reply.append_to(&mut self.unsent, &self.worker)
+                {
+                    self.input = command;
+                    self.is_postponed = true;
                 }
             }
             if self.client.is_locked && !was_locked {

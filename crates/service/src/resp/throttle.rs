@@ -6,14 +6,13 @@ use std::net::IpAddr;
 use smallvec::SmallVec;
 use thiserror::Error;
 use tidegate_core::{Check, Cost, CounterKey, Decision, Timestamp, Verdict};
-use tidegate_store::{ClockReading, Store};
+use tidegate_store::{ClockReading, Store, StoreError};
 use tidegate_telemetry::{CommandClient, CommandFailure, CommandLog, CommandRecord, DecisionKind, Protocol};
 
 use super::command::parse_integer;
 use super::frame::{Arguments, Span};
 use super::limit_cache::{CarriedLimit, LimitCache, LimitParameters, LimitParametersError, RULE};
 use super::reply::{ReplyWriter, saturated};
-use crate::immediate::poll_immediate;
 use crate::worker::ServiceWorker;
 
 /// The name of the rule in metrics and logs, which is that of the command.
@@ -137,8 +136,8 @@ impl ThrottleBatch {
         worker: &ServiceWorker<S>,
         replies: &mut ReplyWriter<'_>,
     ) {
-        if worker.limiter.store().is_immediate() {
-            return self.decide_at_once(bytes, worker, replies);
+        if self.try_decide(bytes, worker, replies) {
+            return;
         }
         let start = worker.limiter.clock().read();
         let Self { pending, limits, decisions, .. } = self;
@@ -147,17 +146,20 @@ impl ThrottleBatch {
         self.conclude((is_decided, start), bytes, worker, replies);
     }
 
-    /// The same with a store in this process. Not a part of a future, which would contain all checks.
-    pub(crate) fn decide_at_once<S: Store + 'static>(
+    /// Decides like [`decide`](Self::decide), if the store need not be awaited. Returns whether that is so; otherwise nothing has
+    /// happened. Not a part of a future, which would contain all checks.
+    pub(crate) fn try_decide<S: Store + 'static>(
         &mut self,
         bytes: &[u8],
         worker: &ServiceWorker<S>,
         replies: &mut ReplyWriter<'_>,
-    ) {
+    ) -> bool {
         let start = worker.limiter.clock().read();
         let Self { pending, limits, decisions, .. } = self;
-        let is_decided = decide_immediate(bytes, (pending, limits), (worker, start.at), decisions);
-        self.conclude((is_decided, start), bytes, worker, replies);
+        let decided = try_decide(bytes, (pending, limits), (worker, start.at), decisions);
+        let Some(decided) = decided else { return false };
+        self.conclude((decided.is_ok(), start), bytes, worker, replies);
+        true
     }
 
     /// The reply to a command of the last decision, which wrote all replies to `output`.
@@ -267,26 +269,24 @@ fn checks<'c>(
     checks.collect()
 }
 
-/// Decides with a store in this process.
-fn decide_immediate<S: Store + 'static>(
+/// Decides, if the store need not be awaited.
+fn try_decide<S: Store + 'static>(
     bytes: &[u8],
     (pending, limits): (&[PendingThrottle], &[(LimitParameters, CarriedLimit)]),
     (worker, now): (&ServiceWorker<S>, Timestamp),
     decisions: &mut Vec<Decision>,
-) -> bool {
-    let decided = if let ([command], [(_, limit)]) = (pending, limits) {
+) -> Option<Result<(), StoreError>> {
+    if let ([command], [(_, limit)]) = (pending, limits) {
         // Without a pipeline each batch is one command, which needs no list.
         let check = [command.check(bytes, limit)];
-        poll_immediate(worker.limiter.check_limits_batch(&[&check], now, decisions))
-    } else {
-        let checks = checks(bytes, pending, limits);
-        let batch: SmallVec<[&[Check<'_>]; INLINE_CHECKS]> = checks.chunks(1).collect();
-        poll_immediate(worker.limiter.check_limits_batch(&batch, now, decisions))
-    };
-    decided.is_some_and(|decided| decided.is_ok())
+        return worker.limiter.try_check_limits_batch(&[&check], now, decisions);
+    }
+    let checks = checks(bytes, pending, limits);
+    let batch: SmallVec<[&[Check<'_>]; INLINE_CHECKS]> = checks.chunks(1).collect();
+    worker.limiter.try_check_limits_batch(&batch, now, decisions)
 }
 
-/// Decides with any store.
+/// Decides and waits for the store.
 async fn decide_later<S: Store + 'static>(
     bytes: &[u8],
     (pending, limits): (&[PendingThrottle], &[(LimitParameters, CarriedLimit)]),

@@ -27,6 +27,7 @@ fn memory_store_passes_the_conformance_suite() {
     let suite = Suite { algorithms: Algorithm::ALL, seed: fastrand::u64(..), traces: 200, steps: 400 };
     let coverage = block_on(suite.run(&MemoryStore::with_cap(LARGE_CAP)));
     println!("seed {}: {coverage:?}", suite.seed);
+    assert_eq!(coverage.awaited, 0, "the store never waits");
 }
 
 #[test]
