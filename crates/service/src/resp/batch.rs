@@ -6,7 +6,6 @@ use super::client_state::RespClientState;
 use super::command::{self, NextStep};
 use super::frame::CommandParser;
 use super::reply::ReplyWriter;
-use super::shared_batch::SharedReply;
 use super::throttle::{self, ThrottleBatch};
 use super::transaction::{self, TransactionStep};
 use crate::worker::{ServedPolicy, ServiceWorker};
@@ -17,9 +16,6 @@ pub(crate) const MAX_OUTPUT: usize = 256 << 10;
 pub(crate) const MAX_LOCKED_OUTPUT: usize = 4 << 10;
 /// The most bytes that are kept of a command before authentication.
 pub(crate) const MAX_LOCKED_INPUT: usize = 16 << 10;
-
-/// Longer input is not a single command, or rarely.
-const MAX_SHARED: usize = 256;
 
 /// Executes commands in order. Consecutive `CL.THROTTLE` commands are decided together.
 #[derive(Debug, Default)]
@@ -93,27 +89,6 @@ impl CommandBatch {
         self.decide(input, client, worker).await;
         client.is_locked = !client.is_authorized(&policy.tokens);
         BatchProgress { consumed, commands, end }
-    }
-
-    /// Adds the command in `input` to those of other connections; `None` if it is not a single valid `CL.THROTTLE`, or if the
-    /// store is not in this process. Then nothing has happened.
-    #[inline]
-    pub(crate) fn share<S: Store + 'static>(
-        &mut self,
-        input: &[u8],
-        client: &RespClientState,
-        worker: &ServiceWorker<S>,
-    ) -> Option<SharedReply> {
-        let is_possible = input.len() <= MAX_SHARED && !client.is_locked && client.transaction.is_none();
-        if !is_possible || !worker.limiter.store().is_immediate() {
-            return None;
-        }
-        let is_single = self.parser.parse(input).ok()? == Some(input.len()) && !self.parser.is_inline();
-        let arguments = self.parser.arguments(input);
-        if !is_single || !command::is_throttle(&arguments) || !client.is_authorized(&worker.policy().tokens) {
-            return None;
-        }
-        worker.resp.shared.push((input, &arguments), client.peer, &worker.resp.limits)
     }
 
     /// Answers bytes that are not a command.

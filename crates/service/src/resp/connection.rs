@@ -17,7 +17,6 @@ use tokio::task::unconstrained;
 
 use super::batch::{BatchEnd, MAX_LOCKED_INPUT, MAX_LOCKED_OUTPUT, MAX_OUTPUT};
 use super::client_state::RespClientState;
-use super::shared_batch::SharedReply;
 use super::workspace::Workspace;
 use crate::accept::ServiceConnection;
 use crate::connection_events::{ConnectionEvent, ConnectionEvents, requeue};
@@ -55,8 +54,6 @@ pub(super) struct RespConnection<S, IO> {
     unsent: BytesMut,
     /// Whether the replies wait for the turn of the other connections.
     is_deferred: bool,
-    /// The reply to a command that is decided together with those of the other connections.
-    reply: Option<SharedReply>,
     /// Whether bytes may be buffered below, by TLS.
     needs_flush: bool,
     progress: ProgressCheck,
@@ -113,7 +110,6 @@ where
             is_postponed: false,
             unsent: BytesMut::new(),
             is_deferred: false,
-            reply: None,
             needs_flush: false,
             progress: ProgressCheck::default(),
             events,
@@ -154,9 +150,6 @@ where
             let Some(executed) = executed else { break };
             if std::mem::take(&mut self.is_deferred) {
                 requeue().await;
-                if let Some(reply) = self.reply.take() {
-                    reply.append_to(&mut self.unsent, &self.worker);
-                }
             }
             if self.client.is_locked && !was_locked {
                 too_late.set(unconstrained(tokio::time::sleep(AUTHENTICATION_TIMEOUT)));
@@ -177,14 +170,6 @@ where
         let Workspace { read, batch } = &mut *workspace;
         let read = read.get(..len).unwrap_or_default();
         let unsent = self.unsent.len();
-        if self.input.is_empty() && unsent == 0 {
-            self.reply = batch.share(read, &self.client, &self.worker);
-            if self.reply.is_some() {
-                self.is_deferred = true;
-                self.worker.resp.put_back(workspace);
-                return Some(1);
-            }
-        }
         let progress = if self.input.is_empty() {
             let progress = batch.execute(read, unsent, &mut self.client, &self.worker).await;
             self.input.extend_from_slice(read.get(progress.consumed..).unwrap_or_default());

@@ -1,7 +1,7 @@
 //! The Redis protocol, RESP2 and RESP3.
 //!
 //! bytes → command → decide → reply: `connection` reads and writes, `frame` and `inline` find commands in the bytes, `batch`
-//! executes the commands of one read, `shared_batch` those of several connections, `command` has the table of commands, and `reply` encodes. `throttle` decides
+//! executes the commands of one read, `command` has the table of commands, and `reply` encodes. `throttle` decides
 //! `CL.THROTTLE`, `rule_commands` the commands about rules of the policy; the other commands are those that clients send when
 //! they connect.
 //!
@@ -20,7 +20,6 @@ mod limit_cache;
 mod reply;
 mod rule_commands;
 mod server_commands;
-mod shared_batch;
 mod throttle;
 mod transaction;
 mod workspace;

@@ -19,11 +19,6 @@ impl<'o> ReplyWriter<'o> {
         Self { output, is_resp3 }
     }
 
-    /// The bytes of the output.
-    pub(crate) fn len(&self) -> usize {
-        self.output.len()
-    }
-
     /// A status such as `OK`.
     pub(crate) fn status(&mut self, text: &str) {
         self.line(b'+', text.as_bytes());

@@ -23,7 +23,7 @@ const RULE_NAME: &str = "CL.THROTTLE";
 pub(super) const STORE_FAILED: &str = "STOREFAILED the store is unavailable, so there is no decision";
 
 /// The most commands that are decided together.
-pub(crate) const MAX_BATCH: usize = 256;
+const MAX_BATCH: usize = 256;
 
 /// Batches up to this length need no allocation.
 const INLINE_CHECKS: usize = 32;
@@ -75,18 +75,11 @@ pub(crate) struct ThrottleBatch {
     limits: Vec<(LimitParameters, CarriedLimit)>,
     decisions: Vec<Decision>,
     last: Option<LastLimit>,
-    /// Where the replies of the last decision end in the output.
-    reply_ends: Vec<usize>,
 }
 
 impl ThrottleBatch {
     pub(crate) fn is_empty(&self) -> bool {
         self.pending.is_empty()
-    }
-
-    /// The number of commands that wait.
-    pub(crate) fn len(&self) -> usize {
-        self.pending.len()
     }
 
     pub(crate) fn is_full(&self) -> bool {
@@ -148,7 +141,7 @@ impl ThrottleBatch {
     }
 
     /// The same with a store in this process. Not a part of a future, which would contain all checks.
-    pub(crate) fn decide_at_once<S: Store + 'static>(
+    fn decide_at_once<S: Store + 'static>(
         &mut self,
         bytes: &[u8],
         worker: &ServiceWorker<S>,
@@ -160,13 +153,6 @@ impl ThrottleBatch {
         self.conclude((is_decided, start), bytes, worker, replies);
     }
 
-    /// The reply to a command of the last decision, which wrote all replies to `output`.
-    pub(crate) fn reply<'o>(&self, index: usize, output: &'o [u8]) -> &'o [u8] {
-        let end = |index: usize| self.reply_ends.get(index).copied();
-        let start = index.checked_sub(1).and_then(end).unwrap_or_default();
-        end(index).and_then(|end| output.get(start..end)).unwrap_or_default()
-    }
-
     /// Writes the replies and records the decisions.
     fn conclude<S: Store + 'static>(
         &mut self,
@@ -175,14 +161,12 @@ impl ThrottleBatch {
         worker: &ServiceWorker<S>,
         replies: &mut ReplyWriter<'_>,
     ) {
-        let Self { pending, limits, decisions, reply_ends, .. } = self;
-        reply_ends.clear();
+        let Self { pending, limits, decisions, .. } = self;
         let counts = if is_decided {
-            write_decisions(decisions, replies, reply_ends)
+            write_decisions(decisions, replies)
         } else {
             for _ in pending.iter() {
                 replies.error(STORE_FAILED);
-                reply_ends.push(replies.len());
             }
             [(DecisionKind::StoreFailed, pending.len()), (DecisionKind::Rejected, 0)]
         };
@@ -299,16 +283,11 @@ async fn decide_later<S: Store + 'static>(
 }
 
 /// Writes the replies and counts the decisions.
-fn write_decisions(
-    decisions: &[Decision],
-    replies: &mut ReplyWriter<'_>,
-    ends: &mut Vec<usize>,
-) -> [(DecisionKind, usize); 2] {
+fn write_decisions(decisions: &[Decision], replies: &mut ReplyWriter<'_>) -> [(DecisionKind, usize); 2] {
     let mut admitted = 0;
     for decision in decisions {
         admitted += usize::from(decision.passes());
         write_decision(decision, replies);
-        ends.push(replies.len());
     }
     [(DecisionKind::Admitted, admitted), (DecisionKind::Rejected, decisions.len() - admitted)]
 }

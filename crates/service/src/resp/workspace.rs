@@ -6,7 +6,6 @@ use tidegate_telemetry::RuleSlots;
 
 use super::batch::CommandBatch;
 use super::limit_cache::LimitCache;
-use super::shared_batch::SharedBatches;
 
 /// The most bytes that are read at once.
 const READ_LEN: usize = 64 << 10;
@@ -21,8 +20,6 @@ pub(crate) struct RespState {
     pub(crate) limits: RefCell<LimitCache>,
     /// The metric slot of `CL.THROTTLE`, which is registered when a command is rejected.
     pub(crate) slots: OnceCell<RuleSlots>,
-    /// Single commands of several connections.
-    pub(crate) shared: SharedBatches,
     /// A connection uses a workspace until its commands are decided; unless the store is remote, one is enough.
     #[expect(clippy::vec_box, reason = "a workspace changes hands several times per batch")]
     spare: RefCell<Vec<Box<Workspace>>>,
