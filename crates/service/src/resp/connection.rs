@@ -15,9 +15,8 @@ use tidegate_store::Store;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadBuf};
 use tokio::task::unconstrained;
 
-use super::batch::{BatchEnd, MAX_LOCKED_INPUT, MAX_LOCKED_OUTPUT, MAX_OUTPUT};
+use super::batch::{BatchEnd, MAX_LOCKED_INPUT, MAX_LOCKED_OUTPUT, MAX_OUTPUT, Workspace};
 use super::client_state::RespClientState;
-use super::workspace::Workspace;
 use crate::accept::ServiceConnection;
 use crate::connection_events::{ConnectionEvent, ConnectionEvents, requeue};
 use crate::worker::ServiceWorker;
@@ -101,7 +100,7 @@ where
         let ServiceConnection { io, peer, worker, stop } = connection;
         let events = ConnectionEvents::new(&stop, CHECK_INTERVAL);
         let mut client = RespClientState::new(peer.ip().to_canonical());
-        client.is_locked = !client.is_authorized(&worker.policy().tokens);
+        client.update_lock(&worker.policy().tokens);
         Self {
             io,
             worker,

@@ -46,14 +46,14 @@ pub enum FrameError {
 
 /// Where an argument is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Span {
-    pub(crate) start: usize,
-    pub(crate) end: usize,
+pub(super) struct Span {
+    pub(super) start: usize,
+    pub(super) end: usize,
 }
 
 impl Span {
     /// Its bytes in the buffer to which it refers.
-    pub(crate) fn of(self, bytes: &[u8]) -> &[u8] {
+    pub(super) fn of(self, bytes: &[u8]) -> &[u8] {
         bytes.get(self.start..self.end).unwrap_or_default()
     }
 }
@@ -89,11 +89,6 @@ impl CommandParser {
     /// The arguments of the last command, which was at the beginning of `input`.
     pub fn arguments<'a>(&'a self, input: &'a [u8]) -> Arguments<'a> {
         Arguments { bytes: if self.is_inline { &self.words } else { input }, spans: &self.spans }
-    }
-
-    /// Whether the last command was inline: its arguments are valid until the next command only.
-    pub(crate) fn is_inline(&self) -> bool {
-        self.is_inline
     }
 
     fn parse_array(&mut self, input: &[u8]) -> Result<Option<usize>, FrameError> {
@@ -161,21 +156,12 @@ impl<'a> Arguments<'a> {
         Some(self.spans.get(index)?.of(self.bytes))
     }
 
-    /// Where the argument at `index` is in the bytes of all arguments.
-    pub(crate) fn span(&self, index: usize) -> Option<Span> {
-        self.spans.get(index).copied()
-    }
-
     /// The arguments from `first` to `last` as they were sent, with the framing between them. `None` if one of them is missing, or
     /// if there is no framing: the words of an inline command are joined, and other words may be the same text.
     pub(crate) fn framed_text(&self, first: usize, last: usize) -> Option<&'a [u8]> {
-        let (span, next, last) = (self.span(first)?, self.span(first + 1)?, self.span(last)?);
-        (next.start > span.end).then(|| Span { start: span.start, end: last.end }.of(self.bytes))
-    }
-
-    /// The bytes to which spans refer.
-    pub(crate) fn bytes(&self) -> &'a [u8] {
-        self.bytes
+        let span = |index| self.spans.get(index);
+        let (first, next, last) = (span(first)?, span(first + 1)?, span(last)?);
+        (next.start > first.end).then(|| Span { start: first.start, end: last.end }.of(self.bytes))
     }
 
     /// All of them from `first` on.
@@ -223,6 +209,28 @@ fn parse_length(
         Some(b'\n') => Ok(Some(((!is_negative).then_some(number), position + 2))),
         Some(_) => Err(invalid),
     }
+}
+
+/// An integer in the form of the protocol: digits, after a `-` if it is negative.
+#[inline]
+pub(crate) fn parse_integer(text: &[u8]) -> Option<i64> {
+    let (is_negative, digits) = match text {
+        [b'-', digits @ ..] => (true, digits),
+        digits => (false, digits),
+    };
+    // Most numbers are short: 18 digits cannot overflow.
+    if digits.is_empty() || digits.len() > 19 {
+        return None;
+    }
+    let mut number: i64 = 0;
+    for digit in digits {
+        let value = digit.wrapping_sub(b'0');
+        if value > 9 {
+            return None;
+        }
+        number = number.checked_mul(10)?.checked_add(i64::from(value))?;
+    }
+    Some(if is_negative { -number } else { number })
 }
 
 #[cfg(test)]
