@@ -101,21 +101,29 @@ impl CommandParser {
             return Err(FrameError::ArgumentCount);
         }
         for _ in 0..count {
-            match input.get(position) {
-                None => return Ok(None),
-                Some(b'$') => {}
-                Some(&found) => return Err(FrameError::NoBulkString { found }),
-            }
-            let parsed = parse_length(input, position + 1, FrameError::ArgumentLength)?;
-            let Some((length, start)) = parsed else { return Ok(None) };
-            let end = start + length.ok_or(FrameError::ArgumentLength)?;
+            let rest = input.get(position..).unwrap_or_default();
+            let (length, start) = match *rest {
+                // Nearly all arguments are short.
+                [b'$', digit @ b'0'..=b'9', b'\r', b'\n', ..] => (usize::from(digit - b'0'), position + 4),
+                [b'$', tens @ b'0'..=b'9', ones @ b'0'..=b'9', b'\r', b'\n', ..] => {
+                    (usize::from(tens - b'0') * 10 + usize::from(ones - b'0'), position + 5)
+                }
+                [b'$', ..] => match parse_length(input, position + 1, FrameError::ArgumentLength)? {
+                    Some((length, start)) => (length.ok_or(FrameError::ArgumentLength)?, start),
+                    None => return Ok(None),
+                },
+                [found, ..] => return Err(FrameError::NoBulkString { found }),
+                [] => return Ok(None),
+            };
+            let end = start + length;
             if end + 2 > MAX_COMMAND {
                 return Err(FrameError::TooLong);
             }
-            match input.get(end..) {
-                Some([b'\r', b'\n', ..]) => {}
-                Some([] | [b'\r']) | None => return Ok(None),
-                Some(_) => return Err(FrameError::NoLineEnd),
+            if input.get(end..end + 2) != Some(b"\r\n") {
+                return match input.get(end..) {
+                    Some([] | [b'\r']) | None => Ok(None),
+                    Some(_) => Err(FrameError::NoLineEnd),
+                };
             }
             self.spans.push(Span { start, end });
             position = end + 2;
@@ -179,17 +187,6 @@ fn parse_length(
     start: usize,
     invalid: FrameError,
 ) -> Result<Option<(Option<usize>, usize)>, FrameError> {
-    // Nearly all numbers have one or two digits.
-    match input.get(start..).and_then(<[u8]>::first_chunk) {
-        Some([digit @ b'0'..=b'9', b'\r', b'\n', _]) => {
-            return Ok(Some((Some(usize::from(digit - b'0')), start + 3)));
-        }
-        Some([tens @ b'0'..=b'9', ones @ b'0'..=b'9', b'\r', b'\n']) => {
-            let number = usize::from(tens - b'0') * 10 + usize::from(ones - b'0');
-            return Ok(Some((Some(number), start + 4)));
-        }
-        _ => {}
-    }
     let is_negative = input.get(start) == Some(&b'-');
     let first = start + usize::from(is_negative);
     let (mut position, mut number) = (first, 0);
