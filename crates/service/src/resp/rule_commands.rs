@@ -11,8 +11,7 @@ use tidegate_store::{ClockReading, Store};
 use tidegate_telemetry::{CommandClient, CommandFailure, CommandRecord, DecisionKind, Protocol};
 
 use super::check_reply::CheckReply;
-use super::command::parse_integer;
-use super::frame::Arguments;
+use super::frame::{Arguments, parse_integer};
 use super::reply::ReplyWriter;
 use super::throttle::STORE_FAILED;
 use crate::client::{self, RuleClientError, StatedIdentity};
