@@ -24,42 +24,28 @@ use crate::http::unsent_bodies::{UnsentBodies, UnsentFrame};
 use crate::resource_limits::MinRate;
 use crate::worker::WorkerSnapshot;
 
-/// The body of a request, as hyper reads it.
+/// The body of a request, as hyper reads it. It is moved often while a request is sent, so all state is in the upload.
 #[derive(Debug)]
 pub(crate) struct RequestBody {
     /// `None` for an empty body.
     upload: Option<Rc<RefCell<Upload>>>,
     /// Only the latest body of an upload may read it.
     generation: u32,
-    /// What earlier attempts have read; comes first.
-    replay: Bytes,
-    drops_trailers: bool,
-    unsent: Option<UnsentFrame>,
 }
 
 impl RequestBody {
     /// Counts the body in `bodies` while a frame of it waits to be sent.
     pub(crate) fn count_unsent(&mut self, bodies: &Rc<UnsentBodies>) {
-        self.unsent = Some(UnsentFrame::new(bodies));
+        if let Some(upload) = &self.upload {
+            upload.borrow_mut().unsent = Some(UnsentFrame::new(bodies));
+        }
     }
 
     /// Ends the body before its trailers.
     pub(crate) fn drop_trailers(&mut self) {
-        self.drops_trailers = true;
-    }
-
-    fn next_frame(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
-        let Some(upload) = &self.upload else { return Poll::Ready(None) };
-        let mut upload = upload.borrow_mut();
-        if upload.generation != self.generation {
-            return Poll::Ready(Some(Err(BodyError::not_needed())));
+        if let Some(upload) = &self.upload {
+            upload.borrow_mut().drops_trailers = true;
         }
-        if !self.replay.is_empty() {
-            return Poll::Ready(Some(Ok(Frame::data(std::mem::take(&mut self.replay)))));
-        }
-        let frame = ready!(upload.poll_frame(cx));
-        let is_dropped = self.drops_trailers && matches!(&frame, Some(Ok(frame)) if frame.is_trailers());
-        Poll::Ready(frame.filter(|_| !is_dropped))
     }
 }
 
@@ -101,8 +87,14 @@ struct Upload {
     /// Some of the body was read: without a recording, it cannot be sent again.
     is_read: bool,
     recording: Option<Box<Recording>>,
+    /// What earlier attempts have read; comes first in the latest body.
+    replay: Bytes,
     /// Trailers that the latest body replays.
     replayed_trailers: Option<HeaderMap>,
+    /// The latest body ends before its trailers.
+    drops_trailers: bool,
+    /// Counts the latest body while a frame of it waits to be sent.
+    unsent: Option<UnsentFrame>,
     failure: Option<UploadFailure>,
     /// `None` after the body has ended or was stopped.
     unread: Option<UnreadBody>,
@@ -160,24 +152,28 @@ impl Body for RequestBody {
     type Error = BodyError;
 
     fn poll_frame(
-        mut self: Pin<&mut Self>,
+        self: Pin<&mut Self>,
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
-        let frame = self.next_frame(cx);
-        if let Some(unsent) = &mut self.unsent {
-            unsent.replace(matches!(&frame, Poll::Ready(Some(Ok(frame))) if frame.is_data()));
+        let Some(upload) = &self.upload else { return Poll::Ready(None) };
+        let mut upload = upload.borrow_mut();
+        if upload.generation != self.generation {
+            return Poll::Ready(Some(Err(BodyError::not_needed())));
         }
-        frame
+        if upload.replay.is_empty() && upload.unsent.is_none() && !upload.drops_trailers {
+            return upload.poll_frame(cx);
+        }
+        upload.poll_latest(cx)
     }
 
     fn is_end_stream(&self) -> bool {
-        self.replay.is_empty() && self.upload.as_ref().is_none_or(|upload| upload.borrow().has_ended())
+        self.upload.as_ref().is_none_or(|upload| upload.borrow().has_ended())
     }
 
     fn size_hint(&self) -> SizeHint {
-        let replayed = self.replay.len() as u64;
         let Some(upload) = &self.upload else { return SizeHint::with_exact(0) };
         let upload = upload.borrow();
+        let replayed = upload.replay.len() as u64;
         match &upload.state {
             UploadState::Open(incoming) => match incoming.size_hint().exact() {
                 Some(rest) => SizeHint::with_exact(rest.saturating_add(replayed)),
@@ -197,6 +193,7 @@ impl Drop for RequestBody {
         if let Some(upload) = &self.upload {
             let mut upload = upload.borrow_mut();
             if upload.generation == self.generation {
+                (upload.replay, upload.unsent) = (Bytes::new(), None);
                 if let Some(recording) = &mut upload.recording {
                     recording.is_body_dropped = true;
                 } else if upload.is_read {
@@ -210,7 +207,24 @@ impl Drop for RequestBody {
 impl Upload {
     /// Whether the body has ended, trailers included.
     fn has_ended(&self) -> bool {
-        matches!(self.state, UploadState::Ended) && self.replayed_trailers.is_none()
+        self.replay.is_empty() && matches!(self.state, UploadState::Ended) && self.replayed_trailers.is_none()
+    }
+
+    /// The next frame of the latest body: what is replayed of it comes first.
+    fn poll_latest(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
+        let frame = if self.replay.is_empty() {
+            self.poll_frame(cx)
+        } else {
+            Poll::Ready(Some(Ok(Frame::data(std::mem::take(&mut self.replay)))))
+        };
+        let frame = match frame {
+            Poll::Ready(Some(Ok(frame))) if frame.is_trailers() && self.drops_trailers => Poll::Ready(None),
+            frame => frame,
+        };
+        if let Some(unsent) = &mut self.unsent {
+            unsent.replace(matches!(&frame, Poll::Ready(Some(Ok(frame))) if frame.is_data()));
+        }
+        frame
     }
 
     fn poll_frame(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
@@ -374,7 +388,10 @@ impl UploadHandle {
             client_wait: ClientWait::Never,
             is_read: false,
             recording: None,
+            replay: Bytes::new(),
             replayed_trailers: None,
+            drops_trailers: false,
+            unsent: None,
             failure: None,
             unread: Some(UnreadBody::for_latest(activity)),
             trailers: (Rc::clone(snapshot), underscored),
@@ -429,13 +446,7 @@ impl UploadHandle {
     /// invalid.
     pub(crate) fn open(&self) -> Option<RequestBody> {
         let Some(upload) = &self.0 else {
-            return Some(RequestBody {
-                upload: None,
-                generation: 0,
-                replay: Bytes::new(),
-                drops_trailers: false,
-                unsent: None,
-            });
+            return Some(RequestBody { upload: None, generation: 0 });
         };
         if self.progress() == UploadProgress::Started {
             return None;
@@ -444,17 +455,15 @@ impl UploadHandle {
         shared.generation += 1;
         shared.reader = None;
         shared.client_wait = ClientWait::Never;
-        let mut replay = Bytes::new();
-        let mut trailers = None;
+        (shared.drops_trailers, shared.unsent) = (false, None);
+        let (mut replay, mut trailers) = (Bytes::new(), None);
         if let Some(recording) = &mut shared.recording {
             recording.is_body_dropped = false;
             replay = Bytes::copy_from_slice(&recording.bytes);
             trailers.clone_from(&recording.trailers);
         }
-        shared.replayed_trailers = trailers;
-        let generation = shared.generation;
-        let upload = Some(Rc::clone(upload));
-        Some(RequestBody { upload, generation, replay, drops_trailers: false, unsent: None })
+        (shared.replay, shared.replayed_trailers) = (replay, trailers);
+        Some(RequestBody { upload: Some(Rc::clone(upload)), generation: shared.generation })
     }
 
     pub(crate) fn progress(&self) -> UploadProgress {
