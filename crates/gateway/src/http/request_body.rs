@@ -20,6 +20,7 @@ use tidegate_policy::UnderscoreHeaders;
 use crate::conn::{Activity, UnreadBody};
 use crate::http::hop_headers;
 use crate::http::response_body::{BodyError, StallTimer};
+use crate::http::small_frames::SmallFrames;
 use crate::http::unsent_bodies::{UnsentBodies, UnsentFrame};
 use crate::resource_limits::MinRate;
 use crate::worker::WorkerSnapshot;
@@ -34,13 +35,44 @@ pub(crate) struct RequestBody {
     /// What earlier attempts have read; comes first.
     replay: Bytes,
     drops_trailers: bool,
-    unsent: Option<UnsentFrame>,
+    /// For an HTTP/2 server.
+    frames: Option<Http2Frames>,
+}
+
+/// How the frames of a body are sent to an HTTP/2 server.
+#[derive(Debug)]
+struct Http2Frames {
+    unsent: UnsentFrame,
+    small: SmallFrames,
 }
 
 impl RequestBody {
-    /// Counts the body in `bodies` while a frame of it waits to be sent.
-    pub(crate) fn count_unsent(&mut self, bodies: &Rc<UnsentBodies>) {
-        self.unsent = Some(UnsentFrame::new(bodies));
+    /// Prepares the body for an HTTP/2 server: small frames are joined, and the body counts in `bodies` while a frame of it
+    /// waits to be sent.
+    pub(crate) fn use_http2(&mut self, bodies: &Rc<UnsentBodies>) {
+        let unsent = UnsentFrame::new(bodies);
+        self.frames = Some(Http2Frames { unsent, small: SmallFrames::default() });
+    }
+
+    fn has_ended(&self) -> bool {
+        self.replay.is_empty() && self.upload.as_ref().is_none_or(|upload| upload.borrow().has_ended())
+    }
+
+    /// The next frame for an HTTP/2 server.
+    fn next_joined(
+        &mut self,
+        small: &mut SmallFrames,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
+        if let Some(trailers) = small.take_trailers() {
+            return Poll::Ready(Some(Ok(trailers)));
+        }
+        loop {
+            let polled = self.next_frame(cx);
+            if let Some(result) = small.join(polled, self.has_ended(), cx) {
+                return result;
+            }
+        }
     }
 
     /// Ends the body before its trailers.
@@ -163,15 +195,15 @@ impl Body for RequestBody {
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
-        let frame = self.next_frame(cx);
-        if let Some(unsent) = &mut self.unsent {
-            unsent.replace(matches!(&frame, Poll::Ready(Some(Ok(frame))) if frame.is_data()));
-        }
+        let Some(mut frames) = self.frames.take() else { return self.next_frame(cx) };
+        let frame = self.next_joined(&mut frames.small, cx);
+        frames.unsent.replace(matches!(&frame, Poll::Ready(Some(Ok(frame))) if frame.is_data()));
+        self.frames = Some(frames);
         frame
     }
 
     fn is_end_stream(&self) -> bool {
-        self.replay.is_empty() && self.upload.as_ref().is_none_or(|upload| upload.borrow().has_ended())
+        self.frames.as_ref().is_none_or(|frames| frames.small.is_empty()) && self.has_ended()
     }
 
     fn size_hint(&self) -> SizeHint {
@@ -434,7 +466,7 @@ impl UploadHandle {
                 generation: 0,
                 replay: Bytes::new(),
                 drops_trailers: false,
-                unsent: None,
+                frames: None,
             });
         };
         if self.progress() == UploadProgress::Started {
@@ -454,7 +486,7 @@ impl UploadHandle {
         shared.replayed_trailers = trailers;
         let generation = shared.generation;
         let upload = Some(Rc::clone(upload));
-        Some(RequestBody { upload, generation, replay, drops_trailers: false, unsent: None })
+        Some(RequestBody { upload, generation, replay, drops_trailers: false, frames: None })
     }
 
     pub(crate) fn progress(&self) -> UploadProgress {

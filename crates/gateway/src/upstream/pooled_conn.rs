@@ -300,7 +300,7 @@ impl PooledConn {
         if !profile.is_some_and(|profile| profile.announces_trailers) {
             body.drop_trailers();
         }
-        body.count_unsent(&http2.shared.unsent_bodies);
+        body.use_http2(&http2.shared.unsent_bodies);
         let mut error = match http2.sender.try_send_request(head.map(|()| body)).await {
             Ok(response) => {
                 request.mark_sent();
