@@ -23,6 +23,7 @@ use crate::http::response_body::{BodyError, StallTimer};
 use crate::http::small_frames::SmallFrames;
 use crate::http::unsent_bodies::{UnsentBodies, UnsentFrame};
 use crate::resource_limits::MinRate;
+use crate::upstream::ClientId;
 use crate::worker::WorkerSnapshot;
 
 /// The body of a request, as hyper reads it.
@@ -49,8 +50,8 @@ struct Http2Frames {
 impl RequestBody {
     /// Prepares the body for an HTTP/2 server: small frames are joined, and the body counts in `bodies` while a frame of it
     /// waits to be sent.
-    pub(crate) fn use_http2(&mut self, bodies: &Rc<UnsentBodies>) {
-        let unsent = UnsentFrame::new(bodies);
+    pub(crate) fn use_http2(&mut self, bodies: &Rc<UnsentBodies>, client: ClientId) {
+        let unsent = UnsentFrame::new(bodies, client);
         self.frames = Some(Http2Frames { unsent, small: SmallFrames::default() });
     }
 
