@@ -16,6 +16,10 @@ use crate::upstream::ClientId;
 /// A frame that waits for longer waits for the server.
 const USUAL_WAIT: TimeSpan = TimeSpan::from_millis(5);
 
+/// A connection with a frame that waits for longer gets no more bodies: some servers never give back the window of a body that
+/// they have not read (Hypercorn).
+const LONG_WAIT: TimeSpan = TimeSpan::from_secs(1);
+
 /// The bodies of a connection that have an unsent frame.
 #[derive(Debug, Default)]
 pub(crate) struct UnsentBodies {
@@ -23,6 +27,8 @@ pub(crate) struct UnsentBodies {
     /// The numbers of their frames, in ascending order, and their clients.
     waiting: RefCell<Vec<(u64, ClientId)>>,
     found: Cell<Option<FoundFrame>>,
+    /// A frame has waited for long.
+    has_lost_window: Cell<bool>,
 }
 
 /// The first frame when a request found it.
@@ -40,13 +46,18 @@ impl UnsentBodies {
         now: impl FnOnce() -> Timestamp,
         report: impl FnOnce(ClientId, Timestamp),
     ) -> bool {
+        if self.has_lost_window.get() {
+            return true;
+        }
         let Some((number, client)) = self.waiting.borrow().first().copied() else { return false };
         let now = now();
         let Some(found) = self.found.get().filter(|found| found.number == number) else {
             self.found.set(Some(FoundFrame { number, since: now, is_reported: false }));
             return false;
         };
-        let is_stuck = now.since(found.since) >= USUAL_WAIT;
+        let wait = now.since(found.since);
+        let is_stuck = wait >= USUAL_WAIT;
+        self.has_lost_window.set(wait >= LONG_WAIT);
         if is_stuck && !found.is_reported {
             self.found.set(Some(FoundFrame { is_reported: true, ..found }));
             report(client, now);
@@ -125,5 +136,18 @@ mod tests {
         assert_eq!(reported.get(), 2);
         second.replace(false);
         assert!(!at(200) && bodies.waiting.borrow().is_empty());
+    }
+
+    #[test]
+    fn bodies_are_stuck_for_good_after_a_frame_has_waited_for_long() {
+        let bodies = Rc::new(UnsentBodies::default());
+        let at = |millis| bodies.are_stuck(|| START + TimeSpan::from_millis(millis), |_, _| {});
+        for (start, wait, is_lost) in [(0, 999, false), (2_000, 1_000, true)] {
+            let mut frame = UnsentFrame::new(&bodies, ClientId::default());
+            frame.replace(true);
+            assert!(!at(start) && at(start + wait));
+            drop(frame);
+            assert_eq!(at(start + wait + 1), is_lost);
+        }
     }
 }

@@ -56,7 +56,9 @@ impl ClosingServer {
                     let accepted = tokio::select! {
                         accepted = connection.accept() => accepted,
                         Ok(_) = released.wait_for(|released| *released), if !waiting.is_empty() => {
-                            waiting.drain(..).for_each(|mut respond| send(&mut respond));
+                            for mut respond in waiting.drain(..) {
+                                send(&mut respond);
+                            }
                             continue;
                         }
                     };
@@ -74,7 +76,9 @@ impl ClosingServer {
                             return flush(&mut connection).await;
                         }
                         Handling::ResetAndClose => {
-                            waiting.iter_mut().for_each(|respond| respond.send_reset(h2::Reason::NO_ERROR));
+                            for respond in &mut waiting {
+                                respond.send_reset(h2::Reason::NO_ERROR);
+                            }
                             return flush(&mut connection).await;
                         }
                         Handling::Calm => respond.send_reset(h2::Reason::ENHANCE_YOUR_CALM),
