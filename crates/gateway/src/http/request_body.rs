@@ -20,8 +20,10 @@ use tidegate_policy::UnderscoreHeaders;
 use crate::conn::{Activity, UnreadBody};
 use crate::http::hop_headers;
 use crate::http::response_body::{BodyError, StallTimer};
+use crate::http::small_frames::SmallFrames;
 use crate::http::unsent_bodies::{UnsentBodies, UnsentFrame};
 use crate::resource_limits::MinRate;
+use crate::upstream::ClientId;
 use crate::worker::WorkerSnapshot;
 
 /// The body of a request, as hyper reads it. It is moved often while a request is sent, so all state is in the upload.
@@ -33,11 +35,20 @@ pub(crate) struct RequestBody {
     generation: u32,
 }
 
+/// How the frames of a body are sent to an HTTP/2 server.
+#[derive(Debug)]
+struct Http2Frames {
+    unsent: UnsentFrame,
+    small: SmallFrames,
+}
+
 impl RequestBody {
-    /// Counts the body in `bodies` while a frame of it waits to be sent.
-    pub(crate) fn count_unsent(&mut self, bodies: &Rc<UnsentBodies>) {
+    /// Prepares the body for an HTTP/2 server: small frames are joined, and the body counts in `bodies` while a frame of it
+    /// waits to be sent.
+    pub(crate) fn use_http2(&mut self, bodies: &Rc<UnsentBodies>, client: ClientId) {
         if let Some(upload) = &self.upload {
-            upload.borrow_mut().unsent = Some(UnsentFrame::new(bodies));
+            let unsent = UnsentFrame::new(bodies, client);
+            upload.borrow_mut().frames = Some(Box::new(Http2Frames { unsent, small: SmallFrames::default() }));
         }
     }
 
@@ -93,8 +104,8 @@ struct Upload {
     replayed_trailers: Option<HeaderMap>,
     /// The latest body ends before its trailers.
     drops_trailers: bool,
-    /// Counts the latest body while a frame of it waits to be sent.
-    unsent: Option<UnsentFrame>,
+    /// Of the latest body, if it is sent to an HTTP/2 server.
+    frames: Option<Box<Http2Frames>>,
     failure: Option<UploadFailure>,
     /// `None` after the body has ended or was stopped.
     unread: Option<UnreadBody>,
@@ -160,7 +171,7 @@ impl Body for RequestBody {
         if upload.generation != self.generation {
             return Poll::Ready(Some(Err(BodyError::not_needed())));
         }
-        if upload.replay.is_empty() && upload.unsent.is_none() && !upload.drops_trailers {
+        if upload.replay.is_empty() && upload.frames.is_none() && !upload.drops_trailers {
             return upload.poll_frame(cx);
         }
         upload.poll_latest(cx)
@@ -193,7 +204,7 @@ impl Drop for RequestBody {
         if let Some(upload) = &self.upload {
             let mut upload = upload.borrow_mut();
             if upload.generation == self.generation {
-                (upload.replay, upload.unsent) = (Bytes::new(), None);
+                (upload.replay, upload.frames) = (Bytes::new(), None);
                 if let Some(recording) = &mut upload.recording {
                     recording.is_body_dropped = true;
                 } else if upload.is_read {
@@ -207,24 +218,49 @@ impl Drop for RequestBody {
 impl Upload {
     /// Whether the body has ended, trailers included.
     fn has_ended(&self) -> bool {
-        self.replay.is_empty() && matches!(self.state, UploadState::Ended) && self.replayed_trailers.is_none()
+        self.replay.is_empty()
+            && matches!(self.state, UploadState::Ended)
+            && self.replayed_trailers.is_none()
+            && self.frames.as_ref().is_none_or(|frames| frames.small.is_empty())
     }
 
-    /// The next frame of the latest body: what is replayed of it comes first.
+    /// The next frame of the latest body, as its server gets it.
     fn poll_latest(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
+        let Some(mut frames) = self.frames.take() else { return self.poll_replayed(cx) };
+        let frame = self.poll_joined(&mut frames.small, cx);
+        frames.unsent.replace(matches!(&frame, Poll::Ready(Some(Ok(frame))) if frame.is_data()));
+        self.frames = Some(frames);
+        frame
+    }
+
+    /// The next frame with small ones joined.
+    fn poll_joined(
+        &mut self,
+        small: &mut SmallFrames,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
+        if let Some(trailers) = small.take_trailers() {
+            return Poll::Ready(Some(Ok(trailers)));
+        }
+        loop {
+            let polled = self.poll_replayed(cx);
+            if let Some(result) = small.join(polled, self.has_ended(), cx) {
+                return result;
+            }
+        }
+    }
+
+    /// The next frame: what is replayed of the body comes first.
+    fn poll_replayed(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
         let frame = if self.replay.is_empty() {
             self.poll_frame(cx)
         } else {
             Poll::Ready(Some(Ok(Frame::data(std::mem::take(&mut self.replay)))))
         };
-        let frame = match frame {
+        match frame {
             Poll::Ready(Some(Ok(frame))) if frame.is_trailers() && self.drops_trailers => Poll::Ready(None),
             frame => frame,
-        };
-        if let Some(unsent) = &mut self.unsent {
-            unsent.replace(matches!(&frame, Poll::Ready(Some(Ok(frame))) if frame.is_data()));
         }
-        frame
     }
 
     fn poll_frame(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
@@ -391,7 +427,7 @@ impl UploadHandle {
             replay: Bytes::new(),
             replayed_trailers: None,
             drops_trailers: false,
-            unsent: None,
+            frames: None,
             failure: None,
             unread: Some(UnreadBody::for_latest(activity)),
             trailers: (Rc::clone(snapshot), underscored),
@@ -455,7 +491,7 @@ impl UploadHandle {
         shared.generation += 1;
         shared.reader = None;
         shared.client_wait = ClientWait::Never;
-        (shared.drops_trailers, shared.unsent) = (false, None);
+        (shared.drops_trailers, shared.frames) = (false, None);
         let (mut replay, mut trailers) = (Bytes::new(), None);
         if let Some(recording) = &mut shared.recording {
             recording.is_body_dropped = false;

@@ -7,6 +7,7 @@ use http::{HeaderMap, HeaderValue, Request, Version};
 use http_body::Body;
 use tidegate_policy::RetryPlan;
 
+use super::client_shares::ClientId;
 use super::head_profile::HeadProfile;
 use super::server::Server;
 use super::transport::MAX_RESENDS;
@@ -20,6 +21,7 @@ pub(crate) struct ForwardedRequest {
     /// `None` while hyper has it, and once it cannot be sent again.
     head: Option<Parts>,
     upload: UploadHandle,
+    client: ClientId,
     /// The client announced neither a body nor an upgrade.
     is_plain: bool,
     /// The connection of the client may have many requests.
@@ -55,6 +57,7 @@ impl ForwardedRequest {
         Self {
             head: Some(head),
             upload,
+            client: ClientId::default(),
             is_plain,
             is_multiplexed: parts.version == Version::HTTP_2,
             needs_host,
@@ -62,6 +65,15 @@ impl ForwardedRequest {
             spare: None,
             resends: 0,
         }
+    }
+
+    /// The request is one of `client`.
+    pub(crate) fn of_client(self, client: ClientId) -> Self {
+        Self { client, ..self }
+    }
+
+    pub(super) fn client(&self) -> ClientId {
+        self.client
     }
 
     /// Keeps what is needed to send the request again as `plan` says, if it may be. A plain request needs nothing: its head
