@@ -48,7 +48,8 @@ impl RequestBody {
     pub(crate) fn use_http2(&mut self, bodies: &Rc<UnsentBodies>, client: ClientId) {
         if let Some(upload) = &self.upload {
             let unsent = UnsentFrame::new(bodies, client);
-            upload.borrow_mut().frames = Some(Box::new(Http2Frames { unsent, small: SmallFrames::default() }));
+            upload.borrow_mut().frames =
+                Some(Box::new(Http2Frames { unsent, small: SmallFrames::default() }));
         }
     }
 
