@@ -46,7 +46,7 @@ impl NamesInCode {
         // Other literals of such a statement are parts of messages: events have an underscore.
         self.events.extend(choices.flat_map(literals).filter(|name| name.contains('_')).map(str::to_owned));
         self.events.extend(EVENT_MARKERS.iter().flat_map(|marker| literals_after(text, marker)));
-        if path == "crates/headers/src/rejection.rs" {
+        if ["crates/headers/src/rejection.rs", "crates/policy/src/request.rs"].contains(&path) {
             self.gateway_errors.extend(literals_after(text, "=> "));
         } else if path == "crates/gateway/src/error.rs" {
             let tuples = text.split("(\"").skip(1).filter_map(|rest| rest.split_once("\", "));

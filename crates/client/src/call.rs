@@ -49,7 +49,7 @@ pub(crate) struct Call<'a> {
 }
 
 /// An attempt without a usable response.
-struct AttemptFailure {
+struct FailedAttempt {
     error: ClientError,
     retry: RetryKind,
 }
@@ -66,12 +66,12 @@ enum RetryKind {
 }
 
 impl RetryKind {
-    fn failure(self, error: ClientError) -> AttemptFailure {
-        AttemptFailure { error, retry: self }
+    fn failure(self, error: ClientError) -> FailedAttempt {
+        FailedAttempt { error, retry: self }
     }
 }
 
-type AttemptResponse = Result<Response<IncomingBody>, AttemptFailure>;
+type AttemptResponse = Result<Response<IncomingBody>, FailedAttempt>;
 
 impl<'a> Call<'a> {
     /// Prepares a request. Returns it with its body.
@@ -128,7 +128,7 @@ impl<'a> Call<'a> {
                 return match end {
                     Ok(response) => Ok(ClientResponse::new(response, attempt, settings.max_body)),
                     // A server that rejected the request knows more about it than the pace does.
-                    Err(AttemptFailure {
+                    Err(FailedAttempt {
                         error: ClientError::RateLimited { .. },
                         retry: RetryKind::Never,
                     }) if let Some(rejection) = rejection => Err(rejection),
@@ -146,7 +146,7 @@ impl<'a> Call<'a> {
                     discard_for(wait.into(), response).await;
                     None
                 }
-                Err(AttemptFailure { error, .. }) => {
+                Err(FailedAttempt { error, .. }) => {
                     tokio::time::sleep(wait.into()).await;
                     let is_timeout = matches!(error, ClientError::Timeout { .. });
                     connection = if is_timeout { ConnectionChoice::New } else { ConnectionChoice::Any };
@@ -167,11 +167,11 @@ impl<'a> Call<'a> {
     ) -> Option<TimeSpan> {
         let now = self.client.clock.now();
         let wait = match end {
-            Err(AttemptFailure { retry: RetryKind::Never, .. }) => return None,
+            Err(FailedAttempt { retry: RetryKind::Never, .. }) => return None,
             // The pace makes the next attempt wait.
-            Err(AttemptFailure { retry: RetryKind::Paced, .. }) => TimeSpan::ZERO,
+            Err(FailedAttempt { retry: RetryKind::Paced, .. }) => TimeSpan::ZERO,
             _ if !self.is_repeatable => return None,
-            Err(AttemptFailure { retry: RetryKind::Backoff, .. }) => delays.next_delay(fastrand::u64(..)),
+            Err(FailedAttempt { retry: RetryKind::Backoff, .. }) => delays.next_delay(fastrand::u64(..)),
             Ok(response) if is_retryable(response.status()) => {
                 let backoff = delays.next_delay(fastrand::u64(..));
                 let asked = AdvertisedLimits::parse(response.headers(), now).retry_after;

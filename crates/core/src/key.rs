@@ -1,6 +1,9 @@
 //! The identity of counters.
 
+use alloc::boxed::Box;
+use core::borrow::Borrow;
 use core::fmt;
+use core::hash::{Hash, Hasher};
 
 /// A rule's identity: a stable hash of its name.
 ///
@@ -63,9 +66,81 @@ impl fmt::Debug for CounterKey<'_> {
     }
 }
 
+/// A counter key that owns its client.
+///
+/// A map by `OwnedKey` is searched for a [`CounterKey`] without a copy, through [`AsKey`]. Equality, order and hash are those
+/// of the counter key.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct OwnedKey {
+    /// The rule.
+    pub rule: RuleId,
+    /// The client, as in the counter key.
+    pub client: Box<[u8]>,
+}
+
+impl OwnedKey {
+    /// The counter key.
+    pub const fn as_key(&self) -> CounterKey<'_> {
+        CounterKey { rule: self.rule, client: &self.client }
+    }
+}
+
+impl From<CounterKey<'_>> for OwnedKey {
+    fn from(key: CounterKey<'_>) -> Self {
+        Self { rule: key.rule, client: key.client.into() }
+    }
+}
+
+impl fmt::Debug for OwnedKey {
+    /// Redacted like the counter key.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.as_key().fmt(f)
+    }
+}
+
+/// The borrowed form of [`OwnedKey`]: `map.get(&key as &dyn AsKey)` finds the entry of a [`CounterKey`].
+pub trait AsKey {
+    /// The counter key.
+    fn as_key(&self) -> CounterKey<'_>;
+}
+
+impl AsKey for CounterKey<'_> {
+    fn as_key(&self) -> CounterKey<'_> {
+        *self
+    }
+}
+
+impl AsKey for OwnedKey {
+    fn as_key(&self) -> CounterKey<'_> {
+        self.as_key()
+    }
+}
+
+impl<'a> Borrow<dyn AsKey + 'a> for OwnedKey {
+    fn borrow(&self) -> &(dyn AsKey + 'a) {
+        self
+    }
+}
+
+impl PartialEq for dyn AsKey + '_ {
+    fn eq(&self, other: &Self) -> bool {
+        self.as_key() == other.as_key()
+    }
+}
+
+impl Eq for dyn AsKey + '_ {}
+
+impl Hash for dyn AsKey + '_ {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        self.as_key().hash(state);
+    }
+}
+
 #[cfg(test)]
 mod tests {
     extern crate std;
+    use std::collections::HashMap;
+
     use super::*;
 
     #[test]
@@ -79,5 +154,20 @@ mod tests {
     fn counter_key_debug_output_hides_the_client() {
         let shown = std::format!("{:?}", CounterKey::new(RuleId::named("default"), b"sk_live_secret"));
         assert!(!shown.contains("secret"), "{shown}");
+    }
+
+    #[test]
+    fn owned_key_in_a_map_is_found_by_its_counter_key_only() {
+        let keys = [("one", &b"ann"[..]), ("one", b""), ("other", b"ann"), ("other", b"bob")]
+            .map(|(rule, client)| CounterKey::new(RuleId::named(rule), client));
+        let map: HashMap<OwnedKey, usize> = keys.iter().map(|key| OwnedKey::from(*key)).zip(0..3).collect();
+        let found = keys.map(|key| map.get(&key as &dyn AsKey).copied());
+        assert_eq!(found, [Some(0), Some(1), Some(2), None]);
+    }
+
+    #[test]
+    fn owned_key_debug_output_hides_the_client() {
+        let key = CounterKey::new(RuleId::named("default"), b"sk_live_secret");
+        assert_eq!(std::format!("{:?}", OwnedKey::from(key)), std::format!("{key:?}"));
     }
 }

@@ -73,7 +73,7 @@ pub use decision::{
 };
 pub use delta::CounterDelta;
 pub use fixed_window::{FixedWindow, WindowCount};
-pub use key::{CounterKey, RuleId};
+pub use key::{AsKey, CounterKey, OwnedKey, RuleId};
 pub use leaky_bucket::LeakyBucket;
 pub use limit::{
     Algorithm, AlgorithmKind, AlgorithmVisitor, Cost, CounterState, Limit, LimitError, RateAlgorithm, Spec,

@@ -24,6 +24,8 @@ pub(crate) struct AttemptFailure {
     pub(crate) cause: Option<RetryCause>,
     /// The server may have received the request.
     pub(crate) may_have_arrived: bool,
+    /// Any client of a connection may have caused it.
+    pub(crate) is_of_several: bool,
     pub(crate) error: ServeError,
 }
 
@@ -35,7 +37,7 @@ impl AttemptFailure {
         }
         let (result, end) = (AttemptResult::TimedOut, CallEnd::Timeout);
         let (cause, error) = (Some(RetryCause::Timeout), ServeError::UpstreamTimeout);
-        Self { result, end, cause, may_have_arrived: true, error }
+        Self { result, end, cause, may_have_arrived: true, is_of_several: false, error }
     }
 
     /// A failed exchange. `upload` is why the request body failed, if it did.
@@ -43,13 +45,21 @@ impl AttemptFailure {
         if let (SendError::Connect(source), None) = (error, upload) {
             let end = if is_local(source) { CallEnd::Cancelled } else { CallEnd::ConnectError };
             let (result, cause) = (AttemptResult::Unreachable, Some(RetryCause::Connect));
-            return Self { result, end, cause, may_have_arrived: false, error: connect_error(source) };
+            let (may_have_arrived, is_of_several) = (false, false);
+            return Self {
+                result,
+                end,
+                cause,
+                may_have_arrived,
+                is_of_several,
+                error: connect_error(source),
+            };
         }
         if let (SendError::Refused, None) = (error, upload) {
             // Another server may accept it. A client may cause it, so it does not count as a failed connect.
             let (result, cause) = (AttemptResult::Unreachable, Some(RetryCause::Connect));
             let (end, error) = (CallEnd::Reset, ServeError::Unreachable);
-            return Self { result, end, cause, may_have_arrived: false, error };
+            return Self { result, end, cause, may_have_arrived: false, is_of_several: false, error };
         }
         if matches!(error, SendError::NotRepeatable) {
             let failure = Self::neutral(ServeError::BadUpstreamResponse);
@@ -59,11 +69,16 @@ impl AttemptFailure {
             matches!(error, SendError::Connect(_) | SendError::Refused | SendError::Host | SendError::NoSlot);
         let failure = match exchange_error(error, upload) {
             error_of @ ServeError::BadUpstreamResponse => {
-                use SendError::{NoResponse, NoResponseShared, ResponseHead, UnusualHead};
-                let cause = matches!(error, NoResponse | NoResponseShared).then_some(RetryCause::Reset);
+                use SendError::{
+                    NoResponse, NoResponseOfSeveral, NoResponseShared, ResponseHead, UnusualHead,
+                };
+                let is_reset = matches!(error, NoResponse | NoResponseOfSeveral | NoResponseShared);
+                let cause = is_reset.then_some(RetryCause::Reset);
                 let is_counted = !matches!(error, NoResponseShared | UnusualHead | ResponseHead);
                 let end = if is_counted { CallEnd::Reset } else { CallEnd::Cancelled };
-                Self { result: AttemptResult::Broken, end, cause, may_have_arrived: true, error: error_of }
+                let is_of_several = matches!(error, NoResponseOfSeveral);
+                let result = AttemptResult::Broken;
+                Self { result, end, cause, may_have_arrived: true, is_of_several, error: error_of }
             }
             error => Self::neutral(error),
         };
@@ -73,7 +88,7 @@ impl AttemptFailure {
     /// The client or the gateway has ended it, which says nothing about the server.
     fn neutral(error: ServeError) -> Self {
         let (result, end) = (AttemptResult::Abandoned, CallEnd::Cancelled);
-        Self { result, end, cause: None, may_have_arrived: true, error }
+        Self { result, end, cause: None, may_have_arrived: true, is_of_several: false, error }
     }
 }
 

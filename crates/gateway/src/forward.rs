@@ -286,13 +286,21 @@ impl<'e, S: Store + 'static> Exchange<'e, S> {
         {
             let now = bounds.clock.read();
             let elapsed = TimeSpan::from_micros(now.nanos_since(started) / 1_000);
+            let client = context.caller.client.hash();
             if let Some(latency) = latency_sample(end, elapsed, bound.timeout.into()) {
-                shed.limit().record(context.caller.client.hash(), latency, now.at);
+                shed.limit().record(client, latency, now.at);
+            } else if matches!(&sent, Err(AttemptFailure { error: ServeError::DeadlineExceeded, .. })) {
+                shed.limit().record_unfinished(client, elapsed, now.at);
             }
         }
         self.may_have_arrived |= sent.as_ref().err().is_none_or(|failure| failure.may_have_arrived);
-        let is_at_fault =
-            || upload.is_incomplete_by_client() || bounds.is_due_to_deadline(end, bound, &running);
+        // While requests succeed, a connection that broke says more about one of its clients than about the server.
+        let is_of_several = sent.as_ref().is_err_and(|failure| failure.is_of_several);
+        let is_at_fault = || {
+            upload.is_incomplete_by_client()
+                || bounds.is_due_to_deadline(end, bound, &running)
+                || (is_of_several && upstream.serves_any(index, context.caller.at))
+        };
         let outcome = outcome_of(end, is_at_fault);
         // The result counts, but the server could not respond before it had the body.
         let breaker = breaker.into_inner().map(|breaker| breaker.timed(!upload.has_awaited_client()));

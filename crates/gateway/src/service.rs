@@ -124,7 +124,7 @@ impl<'e, S: Store + 'static> Exchange<'e, S> {
         if let Some(uri) = rewritten {
             parts.uri = uri;
         }
-        let mut outbound = self.prepare(request, (route, is_trusted), meter);
+        let mut outbound = self.prepare(request, (route, is_trusted), client, meter);
         let may_have_waited = route.bulkhead.is_some() || upstream.resilience.bulkhead.is_some();
         let caller = Caller { key: sticky_key, client, at };
         let attempts = AttemptContext { upstream, caller, permits, may_have_waited };
@@ -174,6 +174,7 @@ impl<'e, S: Store + 'static> Exchange<'e, S> {
         &mut self,
         ReceivedRequest { parts, body }: &mut ReceivedRequest,
         (route, is_trusted): (&Route, bool),
+        client: ClientId,
         meter: Option<ChargeMeter>,
     ) -> OutboundRequest {
         let (worker, snapshot, conn_info, flags) = (self.worker, self.snapshot, self.conn_info, self.flags);
@@ -206,6 +207,7 @@ impl<'e, S: Store + 'static> Exchange<'e, S> {
             )
         });
         let request = ForwardedRequest::new(parts, upload.unwrap_or_default(), flags, upgrade.is_some());
+        let request = request.of_client(client);
         if let Some(grpc) = grpc {
             parts.headers.insert(CONTENT_TYPE, grpc);
         }

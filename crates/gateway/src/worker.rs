@@ -75,7 +75,7 @@ impl<S: Store + 'static> Worker<S> {
     ) -> Self {
         let SharedState { limiter, telemetry, pressure } = shared;
         let served = Rc::new(WorkerSnapshot(snapshot.load_full()));
-        let transport = Transport::new(connector, &limits, pressure);
+        let transport = Transport::new(connector, &limits, pressure, limiter.clock());
         transport.set_shortest_idle(served.shortest_idle());
         Self {
             served: RefCell::new(served),

@@ -88,10 +88,10 @@ const SLOTS: usize = 16;
 /// The latest values by hash, one in each slot. A value is cached on its second use in a row, so one-off values are never
 /// stored.
 #[derive(Debug)]
-struct Slots<K>([Option<Slot<K>>; SLOTS]);
+struct Slots<K>([Option<CacheSlot<K>>; SLOTS]);
 
 #[derive(Debug)]
-struct Slot<K> {
+struct CacheSlot<K> {
     hash: u64,
     /// The value and its full key.
     stored: Option<(K, HeaderValue)>,
@@ -114,12 +114,12 @@ impl<K> Slots<K> {
         let index = usize::try_from(hash % SLOTS as u64).unwrap_or_default();
         let Some(slot) = self.0.get_mut(index) else { return write().1 };
         match slot {
-            Some(Slot { hash: used, stored }) if *used == hash => match stored {
+            Some(CacheSlot { hash: used, stored }) if *used == hash => match stored {
                 Some((key, value)) if is_same(key) => value.clone(),
                 _ => stored.insert(write()).1.clone(),
             },
             _ => {
-                *slot = Some(Slot { hash, stored: None });
+                *slot = Some(CacheSlot { hash, stored: None });
                 write().1
             }
         }

@@ -3,11 +3,11 @@
 use std::sync::{Arc, Mutex, PoisonError};
 
 use arc_swap::ArcSwap;
-use tidegate_core::{Check, Cost, CounterKey, Decision, Limit, TimeSpan, Timestamp, Verdict};
+use tidegate_core::{Check, Cost, CounterKey, Decision, Limit, RuleId, TimeSpan, Timestamp, Verdict};
 use tidegate_headers::RetryAfter;
 use tidegate_policy::{
-    ActivePolicy, Admission, AppliedRules, Bans, Exclusion, Exemption, Facts, MatchedRequest, RuleClient,
-    RuleSharing, RuntimeData, Scratch,
+    ActivePolicy, Admission, AppliedRules, Bans, ConcurrencyRule, Exclusion, Exemption, Facts,
+    MatchedRequest, RuleClient, RuleSharing, RuntimeData, Scratch,
 };
 use tidegate_store::{Clock, Override, Penalties, Permits, RetainedLimits, RuleSettings, Store, StoreError};
 
@@ -72,11 +72,31 @@ enum Charging {
     Off,
 }
 
+/// What the store is asked about a request.
+enum StoreStep<'a> {
+    /// To decide the checks. The request has its permits.
+    Decide(AcquiredPermits),
+    /// To read the checks.
+    Peek,
+    /// Nothing: there are no checks.
+    Serve(AcquiredPermits),
+    /// To read the limits of a request that is refused. Boxed, because that is rare.
+    Refuse(Box<RulingReport<'a>>),
+    /// For permits that nodes share, before it decides.
+    AcquirePermits,
+}
+
 /// How a decision of the store was asked for.
 struct DecisionSetup {
     acquired: AcquiredPermits,
     now: Timestamp,
     charging: Charging,
+}
+
+impl DecisionSetup {
+    fn peek(now: Timestamp) -> Self {
+        Self { acquired: AcquiredPermits::default(), now, charging: Charging::Off }
+    }
 }
 
 /// A policy whose limits the store can count. [`Limiter::activate`] applies it.
@@ -201,6 +221,18 @@ impl<S: Store + 'static> Limiter<S> {
         self.decide(policy, now, Charging::On, move || self.match_request(policy, facts, scratch, now))
     }
 
+    /// Checks a request like [`check`](Self::check), if that needs no wait. `None` if the caller has to await `check`; nothing is
+    /// charged then.
+    pub fn try_check<'a>(
+        &self,
+        policy: &'a ActivePolicy,
+        facts: &Facts<'_>,
+        scratch: &'a mut Scratch,
+        now: Timestamp,
+    ) -> Option<Ruling<'a>> {
+        self.try_decide(policy, now, self.match_request(policy, facts, scratch, now))
+    }
+
     /// What [`check`](Self::check) would return now, without charging or recording anything. Concurrency limits are not
     /// checked.
     pub fn preview<'a>(
@@ -224,6 +256,18 @@ impl<S: Store + 'static> Limiter<S> {
     ) -> Result<Ruling<'a>, UnknownRule> {
         let matched = self.match_rule(policy, check, scratch, now)?;
         Ok(self.decide(policy, now, Charging::On, move || matched).await)
+    }
+
+    /// Checks a rule like [`check_rule`](Self::check_rule), if that needs no wait. `None` if the caller has to await `check_rule`;
+    /// nothing is charged then.
+    pub fn try_check_rule<'a>(
+        &self,
+        policy: &'a ActivePolicy,
+        check: RuleCheck<'_>,
+        scratch: &'a mut Scratch,
+        now: Timestamp,
+    ) -> Result<Option<Ruling<'a>>, UnknownRule> {
+        Ok(self.try_decide(policy, now, self.match_rule(policy, check, scratch, now)?))
     }
 
     /// What [`check_rule`](Self::check_rule) would return now, without charging or recording anything.
@@ -298,40 +342,81 @@ impl<S: Store + 'static> Limiter<S> {
             Ok(matched) => matched,
             Err(reason) => return skip(policy, reason, now),
         };
+        match self.decide_locally(policy, &matched, now, charging) {
+            StoreStep::Decide(acquired) => {
+                let decided = self.store().decide(matched.checks(), now).await;
+                self.conclude(policy, &matched, DecisionSetup { acquired, now, charging }, decided)
+            }
+            StoreStep::Serve(acquired) => serve(&matched, acquired, now, ServeReason::WithinLimits),
+            // Boxed, so that the futures of other requests are small.
+            StoreStep::Peek => {
+                let peeked = Box::pin(self.store().peek(matched.checks(), now)).await;
+                self.conclude(policy, &matched, DecisionSetup::peek(now), peeked)
+            }
+            StoreStep::Refuse(report) => Box::pin(self.refuse_uncharged(&matched, report)).await,
+            StoreStep::AcquirePermits => {
+                Box::pin(self.decide_with_shared_permits(policy, &matched, now)).await
+            }
+        }
+    }
+
+    /// Decides like [`decide`](Self::decide), if the store need not be awaited.
+    #[expect(clippy::inline_always, reason = "see conclude")]
+    #[inline(always)]
+    fn try_decide<'a>(
+        &self,
+        policy: &'a ActivePolicy,
+        now: Timestamp,
+        found: Result<MatchedRequest<'a>, SkipReason>,
+    ) -> Option<Ruling<'a>> {
+        let matched = match found {
+            Ok(matched) => matched,
+            Err(reason) => return Some(skip(policy, reason, now)),
+        };
+        let charging = Charging::On;
+        match self.decide_locally(policy, &matched, now, charging) {
+            StoreStep::Decide(acquired) => {
+                let decided = self.store().try_decide(matched.checks(), now)?;
+                Some(self.conclude(policy, &matched, DecisionSetup { acquired, now, charging }, decided))
+            }
+            StoreStep::Serve(acquired) => Some(serve(&matched, acquired, now, ServeReason::WithinLimits)),
+            StoreStep::Refuse(report) => {
+                let peeked = self.store().try_peek(matched.checks(), now)?;
+                Some(refuse_peeked(*report, peeked))
+            }
+            StoreStep::Peek | StoreStep::AcquirePermits => None,
+        }
+    }
+
+    /// Decides what this node knows without the store: lock-outs and its own permits.
+    #[inline]
+    fn decide_locally<'a>(
+        &self,
+        policy: &'a ActivePolicy,
+        matched: &MatchedRequest<'a>,
+        now: Timestamp,
+        charging: Charging,
+    ) -> StoreStep<'a> {
         // A client that is locked out is not charged: its limits would be used up after the lock-out.
         if policy.matcher.has_penalties() {
-            let lock_outs = lockout::active(&self.penalties, &matched, now);
+            let lock_outs = lockout::active(&self.penalties, matched, now);
             if !lock_outs.is_empty() {
                 let report = RulingReport { lock_outs, ..RulingReport::new(matched.applied(), now) };
-                return Box::pin(self.refuse_uncharged(&matched, report)).await;
+                return StoreStep::Refuse(Box::new(report));
             }
         }
         if charging == Charging::Off {
-            let decided = Box::pin(self.store().peek(matched.checks(), now)).await;
-            let setup = DecisionSetup { acquired: AcquiredPermits::default(), now, charging };
-            return self.conclude(policy, &matched, setup, decided);
+            return StoreStep::Peek;
         }
         if policy.matcher.has_shared_permits() {
-            // Boxed, so that the futures of other policies are small.
-            return Box::pin(self.decide_with_shared_permits(policy, &matched, now)).await;
+            return StoreStep::AcquirePermits;
         }
         // Before anything is charged: dropping permits is cheaper than a refund.
-        let acquired = match concurrency::acquire(&self.permits, &matched) {
-            Ok(acquired) => acquired,
-            Err((rule, shadow)) => {
-                let report = RulingReport {
-                    exhausted: Some(rule),
-                    shadow,
-                    ..RulingReport::new(matched.applied(), now)
-                };
-                return Box::pin(self.refuse_uncharged(&matched, report)).await;
-            }
-        };
-        if matched.checks().is_empty() {
-            return serve(&matched, acquired, now, ServeReason::WithinLimits);
+        match concurrency::acquire(&self.permits, matched) {
+            Ok(acquired) if matched.checks().is_empty() => StoreStep::Serve(acquired),
+            Ok(acquired) => StoreStep::Decide(acquired),
+            Err((rule, shadow)) => StoreStep::Refuse(Box::new(exhausted(matched, rule, shadow, now))),
         }
-        let decided = self.store().decide(matched.checks(), now).await;
-        self.conclude(policy, &matched, DecisionSetup { acquired, now, charging }, decided)
     }
 
     /// Decides about permits and limits if the store grants some of the permits. All are released if a limit rejects.
@@ -345,11 +430,7 @@ impl<S: Store + 'static> Limiter<S> {
         let acquired = match acquired {
             Ok(acquired) => acquired,
             Err(SharedRefusal::Exhausted(rule, shadow)) => {
-                let report = RulingReport {
-                    exhausted: Some(rule),
-                    shadow,
-                    ..RulingReport::new(matched.applied(), now)
-                };
+                let report = Box::new(exhausted(matched, rule, shadow, now));
                 return self.refuse_uncharged(matched, report).await;
             }
             Err(SharedRefusal::Failed(shadow)) => {
@@ -404,14 +485,30 @@ impl<S: Store + 'static> Limiter<S> {
     async fn refuse_uncharged<'a>(
         &self,
         matched: &MatchedRequest<'a>,
-        mut report: RulingReport<'a>,
+        report: Box<RulingReport<'a>>,
     ) -> Ruling<'a> {
-        if let Ok(peeked) = self.store().peek(matched.checks(), report.at).await {
-            (report.at, report.is_peeked) = (peeked.at, true);
-            report.decision = Some(peeked);
-        }
-        refuse(report)
+        let peeked = self.store().peek(matched.checks(), report.at).await;
+        refuse_peeked(*report, peeked)
     }
+}
+
+/// The refusal of a request whose limits were not charged, but read if the store has not failed.
+fn refuse_peeked(mut report: RulingReport<'_>, peeked: Result<Decision, StoreError>) -> Ruling<'_> {
+    if let Ok(peeked) = peeked {
+        (report.at, report.is_peeked) = (peeked.at, true);
+        report.decision = Some(peeked);
+    }
+    refuse(report)
+}
+
+/// The report of a request for which a concurrency limit has no permit left.
+fn exhausted<'a>(
+    matched: &MatchedRequest<'a>,
+    rule: &'a ConcurrencyRule,
+    shadow: Vec<RuleId>,
+    now: Timestamp,
+) -> RulingReport<'a> {
+    RulingReport { exhausted: Some(rule), shadow, ..RulingReport::new(matched.applied(), now) }
 }
 
 /// The ruling on a request that no limit decides.

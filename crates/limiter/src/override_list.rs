@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{PoisonError, RwLock};
 
-use tidegate_core::{CounterKey, Refund, RuleId, Timestamp};
+use tidegate_core::{AsKey, CounterKey, OwnedKey, Refund, Timestamp};
 use tidegate_store::Override;
 
 /// With fewer entries it is not worth removing expired ones.
@@ -19,7 +19,7 @@ pub(crate) struct OverrideList {
 
 #[derive(Debug, Default)]
 struct OverrideEntries {
-    by_rule: HashMap<RuleId, HashMap<Box<[u8]>, Override>>,
+    by_key: HashMap<OwnedKey, Override>,
     /// The number of entries at which expired ones are removed.
     purge_at: usize,
 }
@@ -29,7 +29,7 @@ impl OverrideList {
     pub(crate) fn set(&self, key: CounterKey<'_>, replacement: Option<Override>, now: Timestamp) {
         let mut entries = self.entries.write().unwrap_or_else(PoisonError::into_inner);
         entries.set(key, replacement, now);
-        self.any.store(!entries.by_rule.is_empty(), Ordering::Release);
+        self.any.store(!entries.by_key.is_empty(), Ordering::Release);
     }
 
     /// Whether the refunded charge may have been made under an override: then the store may give nothing back.
@@ -38,8 +38,7 @@ impl OverrideList {
             return false;
         }
         let entries = self.entries.read().unwrap_or_else(PoisonError::into_inner);
-        let clients = entries.by_rule.get(&refund.key.rule);
-        let replacement = clients.and_then(|clients| clients.get(refund.key.client));
+        let replacement = entries.by_key.get(&refund.key as &dyn AsKey);
         replacement.is_some_and(|replacement| replacement.may_affect(refund, now))
     }
 }
@@ -47,30 +46,22 @@ impl OverrideList {
 impl OverrideEntries {
     fn set(&mut self, key: CounterKey<'_>, replacement: Option<Override>, now: Timestamp) {
         let Some(replacement) = replacement else {
-            let clients = self.by_rule.get_mut(&key.rule);
-            if let Some(ended) = clients.and_then(|clients| clients.get_mut(key.client)) {
+            if let Some(ended) = self.by_key.get_mut(&key as &dyn AsKey) {
                 ended.until = ended.until.min(now);
             }
             return;
         };
-        if self.len() >= self.purge_at.max(MIN_PURGE) {
-            for clients in self.by_rule.values_mut() {
-                clients.retain(|_, replacement| !replacement.has_expired(now));
-            }
-            self.by_rule.retain(|_, clients| !clients.is_empty());
-            self.purge_at = 2 * self.len();
+        if self.by_key.len() >= self.purge_at.max(MIN_PURGE) {
+            self.by_key.retain(|_, replacement| !replacement.has_expired(now));
+            self.purge_at = 2 * self.by_key.len();
         }
-        self.by_rule.entry(key.rule).or_default().insert(key.client.into(), replacement);
-    }
-
-    fn len(&self) -> usize {
-        self.by_rule.values().map(HashMap::len).sum()
+        self.by_key.insert(key.into(), replacement);
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use tidegate_core::{Algorithm, Cost, Limit, Spec, TimeSpan};
+    use tidegate_core::{Algorithm, Cost, Limit, RuleId, Spec, TimeSpan};
 
     use super::*;
 
@@ -91,7 +82,7 @@ mod tests {
         for client in 1_000..1_100 {
             override_until(client, Timestamp::MAX, later);
         }
-        assert!(list.entries.read().unwrap().len() < 1_200);
+        assert!(list.entries.read().unwrap().by_key.len() < 1_200);
         let affects = |client: usize| {
             let (client, cost) = (client.to_be_bytes(), Cost::ONE);
             let key = CounterKey::new(RuleId::named("r"), &client);

@@ -4,21 +4,18 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
 
-use tidegate_core::{CounterKey, Refund, RuleId, TimeSpan, Timestamp};
+use tidegate_core::{AsKey, CounterKey, OwnedKey, Refund, TimeSpan, Timestamp};
 
 /// The largest number of resets that are known at once. Beyond it a refund may take units of later charges.
 const MAX_RESETS: usize = 65_536;
 /// How long a reset is known: at least as long as a charge may wait for its final cost.
 const KEPT: TimeSpan = TimeSpan::from_secs(2 * 3_600);
 
-/// The key of a counter that was reset.
-type ResetKey = (RuleId, Box<[u8]>);
-
 /// The last resets by key. Without any, a lookup costs one atomic load.
 #[derive(Debug, Default)]
 pub(crate) struct ResetList {
     any: AtomicBool,
-    resets: Mutex<HashMap<ResetKey, Timestamp>>,
+    resets: Mutex<HashMap<OwnedKey, Timestamp>>,
 }
 
 impl ResetList {
@@ -29,7 +26,7 @@ impl ResetList {
             resets.retain(|_, at| now < *at + KEPT);
         }
         if resets.len() < MAX_RESETS {
-            resets.insert((key.rule, key.client.into()), now);
+            resets.insert(key.into(), now);
         }
         self.any.store(true, Ordering::Release);
     }
@@ -40,14 +37,13 @@ impl ResetList {
             return false;
         }
         let resets = self.resets.lock().unwrap_or_else(PoisonError::into_inner);
-        let key: ResetKey = (refund.key.rule, refund.key.client.into());
-        resets.get(&key).is_some_and(|at| refund.charged < *at)
+        resets.get(&refund.key as &dyn AsKey).is_some_and(|at| refund.charged < *at)
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use tidegate_core::{Algorithm, Cost, Limit, Spec};
+    use tidegate_core::{Algorithm, Cost, Limit, RuleId, Spec};
 
     use super::*;
 

@@ -96,4 +96,15 @@ impl<S: Store + 'static> Limiter<S> {
     ) -> impl Future<Output = Result<(), StoreError>> + Send {
         self.store().decide_batch(batch, now, decisions)
     }
+
+    /// Checks like [`check_limits_batch`](Self::check_limits_batch), if that needs no wait. `None` if the caller has to await
+    /// `check_limits_batch`; nothing is charged then.
+    pub fn try_check_limits_batch(
+        &self,
+        batch: &[&[Check<'_>]],
+        now: Timestamp,
+        decisions: &mut Vec<Decision>,
+    ) -> Option<Result<(), StoreError>> {
+        self.store().try_decide_batch(batch, now, decisions)
+    }
 }

@@ -7,6 +7,9 @@
 use std::error::Error;
 use std::io;
 
+/// The most that the trailers of a body may have, without line ends.
+const MAX_TRAILERS: u64 = 16 << 10;
+
 /// Why a chunked body is rejected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ChunkError {
@@ -38,11 +41,11 @@ impl From<ChunkError> for io::Error {
     }
 }
 
-/// Checks a chunked body (RFC 9112, section 7.1). hyper decodes it and limits the size of extensions and trailers.
+/// Checks a chunked body (RFC 9112, section 7.1). hyper decodes it and limits the size of extensions and the number of trailers.
 #[derive(Debug)]
 pub struct ChunkScanner {
     state: ChunkState,
-    /// The size of the chunk; while its data is read, the bytes left.
+    /// The size of the chunk; while its data is read, the bytes left. After the last chunk, the bytes of trailers.
     size: u64,
     /// The bytes that later chunks may have.
     left: u64,
@@ -146,7 +149,10 @@ impl ChunkScanner {
             (EndLf, b'\n') => End,
             // A line that starts with white space would continue the one before.
             (TrailerStart, b' ' | b'\t') => return Err(ChunkError::Malformed),
-            (TrailerStart | Trailer, _) if is_text => Trailer,
+            (TrailerStart | Trailer, _) if is_text && self.size < MAX_TRAILERS => {
+                self.size += 1;
+                Trailer
+            }
             (Trailer, b'\r') => TrailerLf,
             (TrailerLf, b'\n') => TrailerStart,
             _ => return Err(ChunkError::Malformed),
@@ -200,6 +206,13 @@ mod tests {
         for line in ["1;a=\"b\r\n", "1;a=\"b\\\"\r\n", "1;a=\"b\\\r\n", "1;\"\n", "1 a", "1\x0b;a"] {
             assert_eq!(scan(line), Err(ChunkError::Malformed), "{line:?}");
         }
+    }
+
+    #[test]
+    fn trailers_have_a_maximum_size_together() {
+        let trailers = |bytes: usize| scan(&format!("0\r\nA: b\r\nC: {}\r\n\r\n", "d".repeat(bytes - 7)));
+        assert_eq!(trailers(16 << 10), Ok(true));
+        assert_eq!(trailers((16 << 10) + 1), Err(ChunkError::Malformed));
     }
 
     proptest! {

@@ -14,6 +14,7 @@ mod chunks;
 mod client_auth;
 mod connection_limit;
 mod framed_io;
+mod head_lines;
 mod listener;
 mod request_framing;
 
@@ -22,5 +23,6 @@ pub use chunks::{ChunkError, ChunkScanner};
 pub use client_auth::{ClientAuthority, ClientAuthorityError};
 pub use connection_limit::{ConnectionLimiter, ConnectionPermit};
 pub use framed_io::{FramedIo, NextBody};
+pub use head_lines::find_line;
 pub use listener::{ListenError, Listener};
 pub use request_framing::{BodyLength, HeadLine, RequestFraming};

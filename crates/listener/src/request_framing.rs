@@ -1,18 +1,27 @@
 //! Where heads and bodies end in the bytes of an HTTP/1.1 client.
 //!
 //! Chunks are checked before hyper reads them ([`ChunkScanner`]). That needs the first byte of a body. Bytes are therefore passed to
-//! hyper only up to the end of a head, so that hyper has nothing else when it has parsed that head. The service then reports the length that hyper has found. So no second parser
-//! of heads could disagree with hyper's.
-
-use memchr::memchr_iter;
+//! hyper only up to the end of a head, so that hyper has nothing else when it has parsed that head. The service then reports the
+//! length that hyper has found. So no second parser of heads could disagree with hyper's.
+//!
+//! Only a body that is certainly not chunked may be passed together with its head, up to its announced length: nothing in it is
+//! checked. The length that hyper finds must be the same.
 
 use crate::chunks::{ChunkError, ChunkScanner};
+use crate::head_lines::{announced_length, find_line, has_line};
 
 /// The part of a message that the next byte belongs to.
 #[derive(Debug)]
 pub enum RequestFraming {
     /// A head, or empty lines before it.
     Head(HeadLine),
+    /// A body that began with the read of its head. hyper has not reported its length.
+    Announced {
+        /// The length in the head.
+        length: u64,
+        /// The bytes that were not passed yet.
+        left: u64,
+    },
     /// A body with this many bytes left.
     Body(u64),
     /// A chunked body.
@@ -24,6 +33,8 @@ pub enum RequestFraming {
 /// The current line of a head.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum HeadLine {
+    /// Nothing was received of the head.
+    First,
     /// It is not empty, or the first.
     Text,
     /// Nothing was received of it.
@@ -42,21 +53,33 @@ pub enum BodyLength {
 }
 
 impl BodyLength {
+    const ENDLESS_BYTES: u64 = u64::MAX - 1;
     /// The length of a stream that is not HTTP/1.1.
-    pub const ENDLESS: Self = Self::Known(u64::MAX - 1);
+    pub const ENDLESS: Self = Self::Known(Self::ENDLESS_BYTES);
 }
 
 impl RequestFraming {
     /// At the start of a connection.
-    pub const START: Self = Self::Head(HeadLine::Text);
+    pub const START: Self = Self::Head(HeadLine::First);
 
-    /// The next byte is the first of a body. It may have `max_bytes`.
+    /// hyper has found this length in the head that was passed last. A chunked body may have `max_bytes`.
     #[inline]
     pub fn begin_body(&mut self, length: BodyLength, max_bytes: u64) {
-        *self = match length {
-            BodyLength::Known(length) => Self::Body(length),
-            BodyLength::Chunked => Self::Chunked(ChunkScanner::for_request(max_bytes)),
+        *self = match (&*self, length) {
+            (Self::Announced { length, left }, BodyLength::Known(found)) if found == *length => {
+                Self::body(*left)
+            }
+            // Another protocol follows this body.
+            (_, BodyLength::ENDLESS) => Self::Body(BodyLength::ENDLESS_BYTES),
+            (Self::Announced { .. }, _) => Self::Invalid(ChunkError::Malformed),
+            (_, BodyLength::Known(length)) => Self::body(length),
+            (_, BodyLength::Chunked) => Self::Chunked(ChunkScanner::for_request(max_bytes)),
         };
+    }
+
+    #[inline]
+    fn body(left: u64) -> Self {
+        if left == 0 { Self::START } else { Self::Body(left) }
     }
 
     /// Whether the next byte belongs to a head.
@@ -68,26 +91,47 @@ impl RequestFraming {
     /// Whether the next bytes are certainly part of a body with a known length.
     #[inline]
     pub fn is_known_body(&self) -> bool {
-        matches!(self, Self::Body(_))
+        matches!(self, Self::Body(_) | Self::Announced { left: 1.., .. })
     }
 
-    /// Reads the next bytes. Returns how many of them hyper may read now: all up to the end of a head.
+    /// How much of an announced body was passed.
+    #[inline]
+    pub fn passed_with_head(&self) -> u64 {
+        if let Self::Announced { length, left } = self { length - left } else { 0 }
+    }
+
+    /// Reads the next bytes. Returns how many of them hyper may read now: all up to the end of a head, and what is there of a body
+    /// that needs no check.
     #[inline]
     pub fn pass(&mut self, bytes: &[u8]) -> Result<usize, ChunkError> {
         let mut rest = bytes;
         while !rest.is_empty() {
             let length = match self {
                 Self::Head(line) => {
+                    let is_whole = *line == HeadLine::First;
                     let Some(length) = line.find_end(rest) else { return Ok(bytes.len()) };
-                    *self = Self::START;
-                    return Ok(bytes.len() - rest.len() + length);
+                    let (head, body) = rest.split_at(length);
+                    let may_announce = is_whole && !body.is_empty();
+                    let Some(announced) = may_announce.then(|| announced_length(head)).flatten() else {
+                        *self = Self::START;
+                        return Ok(bytes.len() - body.len());
+                    };
+                    *self = Self::Announced { length: announced, left: announced };
+                    length
+                }
+                // What follows the body is passed after hyper has found the same length.
+                Self::Announced { left: 0, .. } if rest.len() < bytes.len() => {
+                    return Ok(bytes.len() - rest.len());
+                }
+                Self::Announced { left: 0, .. } => return Err(ChunkError::Malformed),
+                Self::Announced { left, .. } => {
+                    let length = rest.len().min(usize::try_from(*left).unwrap_or(usize::MAX));
+                    *left -= length as u64;
+                    length
                 }
                 Self::Body(left) => {
                     let length = rest.len().min(usize::try_from(*left).unwrap_or(usize::MAX));
-                    *left -= length as u64;
-                    if *left == 0 {
-                        *self = Self::START;
-                    }
+                    *self = Self::body(*left - length as u64);
                     length
                 }
                 Self::Chunked(scanner) => match scanner.scan(rest) {
@@ -114,19 +158,20 @@ impl HeadLine {
     /// The length up to the end of the head: an empty line after another line. Lines end with LF or CR LF, as for hyper.
     fn find_end(&mut self, bytes: &[u8]) -> Option<usize> {
         let mut start = 0;
-        if *self == Self::Text {
+        if matches!(self, Self::First | Self::Text) {
+            let is_end = |first: u8| (first == b'\r') | (first == b'\n');
             // Nearly always a read is one head and nothing else.
             if let Some(lines) = bytes.strip_suffix(b"\r\n")
                 && lines.ends_with(b"\n")
-                && find_block_with_empty_line(lines).is_none()
+                && !has_line(lines, is_end)
             {
                 return Some(bytes.len());
             }
-            let Some(lf) = find_empty_line(bytes) else {
+            let Some(line) = find_line(bytes, is_end) else {
                 *self = if bytes.ends_with(b"\n") { Self::Empty } else { Self::Text };
                 return None;
             };
-            (*self, start) = (Self::Empty, lf + 1);
+            (*self, start) = (Self::Empty, line);
         }
         while let Some(length) = bytes[start..].iter().position(|byte| *byte == b'\n') {
             let line = self.after(&bytes[start..start + length]);
@@ -148,38 +193,6 @@ impl HeadLine {
             _ => Self::Text,
         }
     }
-}
-
-/// The first LF that is followed by CR or LF.
-fn find_empty_line(bytes: &[u8]) -> Option<usize> {
-    let block = find_block_with_empty_line(bytes)?;
-    let mut line_ends = memchr_iter(b'\n', &bytes[block..]).map(|at| block + at);
-    line_ends.find(|lf| matches!(bytes.get(lf + 1), Some(b'\r' | b'\n')))
-}
-
-/// The start of the first bytes in which an LF is followed by CR or LF; 0 if there are too few to tell.
-fn find_block_with_empty_line(bytes: &[u8]) -> Option<usize> {
-    const BLOCK: usize = 32;
-    let (_, next) = bytes.split_first()?;
-    let mut blocks = bytes.as_chunks::<BLOCK>().0.iter().zip(next.as_chunks::<BLOCK>().0);
-    if let Some(block) = blocks.position(|(block, next)| has_empty_line(block, next)) {
-        return Some(block * BLOCK);
-    }
-    // The last block overlaps the one before it.
-    let Some(last) = next.len().checked_sub(BLOCK) else { return Some(0) };
-    has_empty_line(&bytes[last..last + BLOCK], &next[last..]).then_some(last)
-}
-
-/// Whether an LF in `bytes` is followed by CR or LF. `next` starts one byte later. The loop over a block of fixed size becomes vector
-/// instructions, since nothing in it branches.
-#[expect(clippy::inline_always, reason = "compiled for the length of its arguments")]
-#[inline(always)]
-fn has_empty_line(bytes: &[u8], next: &[u8]) -> bool {
-    let mut found = 0;
-    for (byte, next) in bytes.iter().zip(next) {
-        found |= u8::from(*byte == b'\n') & (u8::from(*next == b'\n') | u8::from(*next == b'\r'));
-    }
-    found > 0
 }
 
 #[cfg(test)]
@@ -238,5 +251,46 @@ mod tests {
             let mut framing = RequestFraming::START;
             assert_eq!(framing.pass(format!("{head}0").as_bytes()), Ok(head.len()), "{head:?}");
         }
+    }
+
+    #[test]
+    fn body_of_announced_length_is_passed_with_its_head_and_nothing_after_it() {
+        let head = "POST / HTTP/1.1\r\nContent-Length: 5\r\n\r\n";
+        let requests = format!("{head}ab\n\r\n{head}12345");
+        for end in head.len() + 1..=requests.len() {
+            let mut framing = RequestFraming::START;
+            let passed = end.min(head.len() + 5);
+            assert_eq!(framing.pass(&requests.as_bytes()[..end]), Ok(passed), "{end}");
+            assert_eq!(framing.passed_with_head(), (passed - head.len()) as u64);
+            framing.begin_body(BodyLength::Known(5), MAX);
+            assert_eq!(framing.is_head(), passed == head.len() + 5);
+            let rest = &requests.as_bytes()[passed..];
+            assert_eq!(framing.pass(rest), Ok(rest.len()), "the rest of the body, and the next request");
+        }
+    }
+
+    #[test]
+    fn announced_body_that_hyper_does_not_find_is_an_error() {
+        let request = b"POST / HTTP/1.1\r\nContent-Length: 5\r\n\r\n12345GET";
+        for found in [None, Some(BodyLength::Known(4)), Some(BodyLength::Chunked)] {
+            let mut framing = RequestFraming::START;
+            let passed = framing.pass(request).unwrap();
+            if let Some(found) = found {
+                framing.begin_body(found, MAX);
+            }
+            assert_eq!(framing.pass(&request[passed..]), Err(ChunkError::Malformed), "{found:?}");
+        }
+        let mut framing = RequestFraming::START;
+        let passed = framing.pass(request).unwrap();
+        framing.begin_body(BodyLength::ENDLESS, MAX);
+        assert_eq!(framing.pass(&request[passed..]), Ok(3), "another protocol");
+    }
+
+    #[test]
+    fn body_after_a_head_in_pieces_is_passed_after_its_length_was_found() {
+        let (start, end) = (b"POST / HTTP/1.1\r\nContent-Length: 5\r\n", b"Host: a\r\n\r\n12345");
+        let mut framing = RequestFraming::START;
+        assert_eq!(framing.pass(start), Ok(start.len()));
+        assert_eq!(framing.pass(end), Ok(end.len() - 5), "a coding may be in the first piece");
     }
 }

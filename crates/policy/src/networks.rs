@@ -71,14 +71,17 @@ impl<V> NetworkMap<V> {
     }
 }
 
-/// The IPv4 address in an IPv6 address that only its owner can use: of NAT64 (`64:ff9b::/96`), 6to4 (`2002::/16`) and Teredo
-/// (`2001::/32`). By prefix, all clients of a NAT64 gateway or a Teredo server would be one client, and a host with 6to4 65,536.
-/// `None` for an IPv4 address that is not used in the Internet: these forms do not prove that the client has it.
+/// The IPv4 address in an IPv6 address that only its owner can use: of NAT64 (`64:ff9b::/96`, and the networks with 96 bits of
+/// `64:ff9b:1::/48`, RFC 8215), 6to4 (`2002::/16`) and Teredo (`2001::/32`). By prefix, all clients of a NAT64 gateway or a
+/// Teredo server would be one client, and a host with 6to4 65,536. `None` for an IPv4 address that is not used in the Internet:
+/// these forms do not prove that the client has it. Shorter networks of `64:ff9b:1::/48` have the IPv4 address further left and
+/// end with zeros, at least 24 bits.
 pub(crate) fn embedded_ipv4(address: Ipv6Addr) -> Option<Ipv4Addr> {
     let bits = address.to_bits();
     let low = u32::try_from(bits & u128::from(u32::MAX)).ok()?;
     let found = match address.segments() {
         [0x64, 0xff9b, 0, 0, 0, 0, _, _] => low,
+        [0x64, 0xff9b, 1, ..] if low << 8 != 0 => low,
         [0x2002, high, low, ..] => u32::from(high) << 16 | u32::from(low),
         [0x2001, 0, ..] => !low,
         _ => return None,
@@ -131,13 +134,32 @@ mod tests {
     #[test]
     fn ipv4_address_in_an_address_of_the_internet_is_found() {
         let embedded = |address: &str| embedded_ipv4(address.parse().unwrap()).map(|found| found.to_string());
-        for address in ["64:ff9b::203.0.113.7", "2002:cb00:7107:5::1", "2001:0:4136:e378:8000:63bf:34ff:8ef8"]
-        {
+        for address in [
+            "64:ff9b::203.0.113.7",
+            "64:ff9b:1::203.0.113.7",
+            "64:ff9b:1:2:3:4:203.0.113.7",
+            "2002:cb00:7107:5::1",
+            "2001:0:4136:e378:8000:63bf:34ff:8ef8",
+        ] {
             assert_eq!(embedded(address).as_deref(), Some("203.0.113.7"), "{address}");
         }
-        for address in ["64:ff9b::10.0.0.1", "2002:7f00:1::1", "64:ff9b:1::1", "2001:db8::203.0.113.7", "::1"]
-        {
+        for address in [
+            "64:ff9b::10.0.0.1",
+            "64:ff9b:1::10.0.0.1",
+            "64:ff9b:2::203.0.113.7",
+            "2002:7f00:1::1",
+            "2001:db8::203.0.113.7",
+            "::1",
+        ] {
             assert_eq!(embedded(address), None, "{address}");
+        }
+    }
+
+    #[test]
+    fn nat64_network_shorter_than_96_bits_has_no_ipv4_address_at_its_end() {
+        // 203.0.113.7 in 64:ff9b:1::/48, 64:ff9b:1:200::/56 and 64:ff9b:1:2::/64 (RFC 6052, section 2.2).
+        for address in ["64:ff9b:1:cb00:71:700::", "64:ff9b:1:2cb:0:7107::", "64:ff9b:1:2:cb:71:700:0"] {
+            assert_eq!(embedded_ipv4(address.parse().unwrap()), None, "{address}");
         }
     }
 

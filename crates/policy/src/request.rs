@@ -175,7 +175,8 @@ pub struct NormalRequest<'m, 'r> {
     /// The method as sent, which is uppercase.
     pub method: &'r str,
     uri: &'r Uri,
-    host: Option<RequestHost>,
+    /// The normalised host; empty if HTTP/1.0 has none. A copy, because `headers` can be changed.
+    host: Option<String>,
     /// The normalised path, with slashes decoded if the route is configured so.
     pub path: Cow<'r, str>,
     /// The first route that matches.
@@ -195,7 +196,7 @@ impl NormalRequest<'_, '_> {
     /// What the policy is matched against.
     #[inline]
     pub fn facts(&self) -> Facts<'_> {
-        let host = self.host.as_ref().map(RequestHost::as_str);
+        let host = self.host.as_deref();
         Facts { method: self.method, host, path: &self.path, headers: self.headers, peer: self.peer }
     }
 
@@ -216,33 +217,6 @@ impl NormalRequest<'_, '_> {
     }
 }
 
-/// A normalised host, which shares the text of its header unless that had to change.
-#[derive(Debug)]
-enum RequestHost {
-    Sent {
-        header: HeaderValue,
-        length: usize,
-    },
-    Changed(String),
-    /// HTTP/1.0 allows a request without one.
-    Absent,
-}
-
-impl RequestHost {
-    fn as_str(&self) -> &str {
-        match self {
-            // Neither happens: a normalised host is visible ASCII, and borrowed from the beginning of the header.
-            Self::Sent { header, length } => header
-                .as_bytes()
-                .get(..*length)
-                .and_then(|host| str::from_utf8(host).ok())
-                .unwrap_or_default(),
-            Self::Changed(host) => host,
-            Self::Absent => "",
-        }
-    }
-}
-
 impl Matcher {
     /// Reads a request: the same for all interfaces. `now` is called only if a token must be verified.
     #[inline]
@@ -259,8 +233,7 @@ impl Matcher {
         }
         check_method(method, uri.path())?;
         let host = read_host(headers, uri, version)?;
-        let known_host = host.as_ref().map(RequestHost::as_str).unwrap_or_default();
-        let Target { route, path } = self.target(known_host, uri.path())?;
+        let Target { route, path } = self.target(host.as_deref().unwrap_or_default(), uri.path())?;
         if options.needs_route && route.is_none() {
             return Err(RequestError::NoRoute);
         }
@@ -290,7 +263,7 @@ fn read_host(
     headers: &mut HeaderMap,
     uri: &Uri,
     version: Option<Version>,
-) -> Result<Option<RequestHost>, RequestError> {
+) -> Result<Option<String>, RequestError> {
     if let Some(authority) = uri.authority() {
         match host_header(headers) {
             Err(RequestError::NoHost) if version != Some(Version::HTTP_11) => {}
@@ -301,15 +274,12 @@ fn read_host(
     }
     let header = match host_header(headers) {
         Err(RequestError::NoHost) if version == Some(Version::HTTP_10) => {
-            return Ok(Some(RequestHost::Absent));
+            return Ok(Some(String::new()));
         }
         Err(RequestError::NoHost) if version.is_none() => return Ok(None),
         header => header?,
     };
-    Ok(Some(match requested_host(header)? {
-        Cow::Borrowed(host) => RequestHost::Sent { length: host.len(), header: header.clone() },
-        Cow::Owned(host) => RequestHost::Changed(host),
-    }))
+    Ok(Some(requested_host(header)?.into_owned()))
 }
 
 /// Checks the method of a request; `path` is the path as sent.
@@ -389,15 +359,10 @@ pub(crate) fn remove_proxy_headers(headers: &mut HeaderMap) {
 /// the proxies that have written them.
 pub fn is_proxy_header(name: &str) -> bool {
     let Some(name) = name.strip_prefix("x-") else { return false };
-    match name.strip_prefix("forwarded-") {
-        Some(rest) => rest != "for" && rest != "proto",
-        None => {
-            name == "real-ip"
-                || name == "criticality"
-                || name.starts_with("original-")
-                || name.starts_with("rewrite-")
-        }
+    if let Some(forwarded) = name.strip_prefix("forwarded-") {
+        return !matches!(forwarded, "for" | "proto");
     }
+    matches!(name, "real-ip" | "criticality") || name.starts_with("original-") || name.starts_with("rewrite-")
 }
 
 /// Whether a header name has a character that is no letter, digit or dash. Some servers replace it: many read `X_API_Key` as

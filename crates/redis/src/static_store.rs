@@ -4,7 +4,7 @@ use std::num::NonZeroU32;
 
 use smallvec::SmallVec;
 use tidegate_core::{Check, CounterKey, Decision, Limit, Refund, Timestamp};
-use tidegate_store::{MemoryStore, Override, PromptDecision, RetainedLimits, Store, StoreError};
+use tidegate_store::{MemoryStore, Override, RetainedLimits, Store, StoreError};
 
 use crate::config::RedisConfig;
 use crate::share_table::{NodeShare, ShareTable, with_limits};
@@ -43,16 +43,14 @@ impl StaticStore {
 }
 
 impl Store for StaticStore {
-    const IS_IMMEDIATE: bool = true;
-
     async fn decide(&self, checks: &[Check<'_>], now: Timestamp) -> Result<Decision, StoreError> {
         let limits = self.limits(checks);
         self.memory.decide(&with_limits(checks, &limits, |key| key), now).await
     }
 
-    fn decide_at_once(&self, check: &Check<'_>, now: Timestamp) -> PromptDecision {
-        let limit = self.share(check.limit);
-        self.memory.decide_at_once(&Check { limit: &limit, ..*check }, now)
+    fn try_decide(&self, checks: &[Check<'_>], now: Timestamp) -> Option<Result<Decision, StoreError>> {
+        let limits = self.limits(checks);
+        self.memory.try_decide(&with_limits(checks, &limits, |key| key), now)
     }
 
     async fn decide_batch(
@@ -76,12 +74,25 @@ impl Store for StaticStore {
         self.memory.peek(&with_limits(checks, &limits, |key| key), now).await
     }
 
+    fn try_peek(&self, checks: &[Check<'_>], now: Timestamp) -> Option<Result<Decision, StoreError>> {
+        let limits = self.limits(checks);
+        self.memory.try_peek(&with_limits(checks, &limits, |key| key), now)
+    }
+
     async fn refund(&self, refunds: &[Refund<'_>], now: Timestamp) -> Result<(), StoreError> {
         for refund in refunds {
             let limit = self.share(refund.limit);
             self.memory.refund(&[Refund { limit: &limit, ..*refund }], now).await?;
         }
         Ok(())
+    }
+
+    fn try_refund(&self, refunds: &[Refund<'_>], now: Timestamp) -> Option<Result<(), StoreError>> {
+        let refund = |refund: &Refund<'_>| {
+            let limit = self.share(refund.limit);
+            self.memory.try_refund(&[Refund { limit: &limit, ..*refund }], now)
+        };
+        refunds.iter().map(refund).collect()
     }
 
     async fn reset(&self, key: CounterKey<'_>) -> Result<(), StoreError> {

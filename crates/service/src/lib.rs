@@ -18,7 +18,6 @@ mod connection_events;
 mod fair_io;
 mod grpc;
 mod http;
-mod immediate;
 mod request;
 mod reservations;
 mod resp;

@@ -40,11 +40,11 @@ mod sync;
 
 pub use clock::{Clock, ClockReading, ManualClock, SystemClock, to_system_time};
 pub use memory::{HeavyKey, MemoryStore, MemoryUse, RetainedLimits};
-pub use penalties::{LiftListener, Penalties, PenaltyChanges, PenaltyEntry, PenaltyKey, ViolationListener};
+pub use penalties::{LiftListener, Penalties, PenaltyChanges, PenaltyEntry, ViolationListener};
 pub use permits::{Permit, PermitGrant, Permits, SharedPermit};
 pub use shared::{RecordExchange, SharedEvent, SharedRecord};
 pub use space_saving::{SpaceSaving, WeightedItem};
-pub use store::{Override, PromptDecision, RuleSettings, Store, StoreError, StoredOverride};
+pub use store::{Override, RuleSettings, Store, StoreError, StoredOverride};
 
 /// The examples of README.md.
 #[cfg(doctest)]

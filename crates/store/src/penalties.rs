@@ -12,10 +12,10 @@ use std::fmt;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Mutex, OnceLock, PoisonError};
 
-use tidegate_core::{CounterKey, Penalty, PenaltyState, RuleId, TimeSpan, Timestamp};
+use tidegate_core::{CounterKey, OwnedKey, Penalty, PenaltyState, TimeSpan, Timestamp};
 
 use crate::memory::hash::KeyHasher;
-use shard::Shard;
+use shard::PenaltyShard;
 
 /// The number of shards.
 const SHARDS: usize = 64;
@@ -44,7 +44,7 @@ pub struct Penalties {
 pub type ViolationListener = Box<dyn Fn(&PenaltyEntry) + Send + Sync>;
 
 /// Called with the key of a lifted entry; it must not block.
-pub type LiftListener = Box<dyn Fn(&PenaltyKey) + Send + Sync>;
+pub type LiftListener = Box<dyn Fn(&OwnedKey) + Send + Sync>;
 
 impl fmt::Debug for Penalties {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -56,45 +56,14 @@ impl fmt::Debug for Penalties {
 struct ShardLock {
     /// The number of entries: usually 0, and then there is nothing to lock.
     count: AtomicUsize,
-    shard: Mutex<Shard>,
-}
-
-/// A client under a rule. Debug output hides the client, because it may be an API key.
-#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct PenaltyKey {
-    /// The rule.
-    pub rule: RuleId,
-    /// The client as in its counter key.
-    pub client: Box<[u8]>,
-}
-
-impl PenaltyKey {
-    /// An owned copy of a counter key.
-    pub fn of(key: CounterKey<'_>) -> Self {
-        Self { rule: key.rule, client: key.client.into() }
-    }
-
-    /// The key of the client's counter.
-    pub fn as_key(&self) -> CounterKey<'_> {
-        CounterKey::new(self.rule, &self.client)
-    }
-
-    fn is(&self, key: CounterKey<'_>) -> bool {
-        self.as_key() == key
-    }
-}
-
-impl fmt::Debug for PenaltyKey {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.as_key().fmt(f)
-    }
+    shard: Mutex<PenaltyShard>,
 }
 
 /// The penalty state of one client under one rule.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PenaltyEntry {
     /// The client and the rule.
-    pub key: PenaltyKey,
+    pub key: OwnedKey,
     /// Its violations and lock-outs.
     pub record: PenaltyState,
     /// When the state has decayed completely.
@@ -107,7 +76,7 @@ pub struct PenaltyChanges {
     /// New or changed entries.
     pub set: Vec<PenaltyEntry>,
     /// Removed entries: expired, removed by an operator, or evicted.
-    pub removed: Vec<PenaltyKey>,
+    pub removed: Vec<OwnedKey>,
     /// Not all removed entries are listed: replace the copy by a [`snapshot`](Penalties::snapshot).
     pub is_partial: bool,
 }
@@ -124,7 +93,7 @@ impl Penalties {
         let each = records.div_ceil(SHARDS).max(1);
         let part = |_| ShardLock {
             count: AtomicUsize::new(0),
-            shard: Mutex::new(Shard::new(each, each.saturating_mul(CLIENT_BYTES).max(LONGEST_CLIENT))),
+            shard: Mutex::new(PenaltyShard::new(each, each.saturating_mul(CLIENT_BYTES).max(LONGEST_CLIENT))),
         };
         Self {
             hasher: KeyHasher::random(),
@@ -247,7 +216,7 @@ impl Penalties {
     pub fn lift(&self, key: CounterKey<'_>) -> bool {
         let is_removed = self.remove(key);
         if is_removed && let Some(listener) = self.lift_listener.get() {
-            listener(&PenaltyKey::of(key));
+            listener(&OwnedKey::from(key));
         }
         is_removed
     }
@@ -336,7 +305,7 @@ impl Penalties {
 }
 
 impl ShardLock {
-    fn with<R>(&self, act: impl FnOnce(&mut Shard) -> R) -> R {
+    fn with<R>(&self, act: impl FnOnce(&mut PenaltyShard) -> R) -> R {
         // No panic can leave a shard half changed.
         let mut shard = self.shard.lock().unwrap_or_else(PoisonError::into_inner);
         let result = act(&mut shard);

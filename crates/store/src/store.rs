@@ -4,8 +4,8 @@ use std::error::Error;
 
 use thiserror::Error;
 use tidegate_core::{
-    Algorithm, Check, Coordination, CounterKey, Decision, Limit, Outcome, Refund, RuleId, StoreFailureMode,
-    TimeSpan, Timestamp, Verdict,
+    Algorithm, Check, Coordination, CounterKey, Decision, Limit, Refund, RuleId, StoreFailureMode, TimeSpan,
+    Timestamp,
 };
 
 use crate::memory::RetainedLimits;
@@ -17,15 +17,6 @@ use crate::permits::PermitGrant;
 /// a part of it. The caller reads `now` once. A store with its own clock (so that several nodes agree) returns the time in
 /// [`Decision::at`].
 pub trait Store: Send + Sync {
-    /// Whether the futures of [`decide`](Self::decide) and [`refund`](Self::refund) are ready when they are first polled. A
-    /// caller that cannot name them may then poll them in place instead of allocating them.
-    const IS_IMMEDIATE: bool = false;
-
-    /// Whether the futures of this store are ready when they are first polled, for a store that may be one of several.
-    fn is_immediate(&self) -> bool {
-        Self::IS_IMMEDIATE
-    }
-
     /// Decides `checks` and charges them if the request is admitted.
     fn decide(
         &self,
@@ -33,10 +24,10 @@ pub trait Store: Send + Sync {
         now: Timestamp,
     ) -> impl Future<Output = Result<Decision, StoreError>> + Send;
 
-    /// Decides a single check like [`decide`](Self::decide) at `now`, if the store can do so at once. Faster than `decide`,
-    /// because there is neither room for more outcomes nor an error to copy.
-    fn decide_at_once(&self, _check: &Check<'_>, _now: Timestamp) -> PromptDecision {
-        PromptDecision::Undecided
+    /// Decides `checks` like [`decide`](Self::decide), if that needs no wait. `None` if the caller has to await `decide`; nothing
+    /// is charged then.
+    fn try_decide(&self, _checks: &[Check<'_>], _now: Timestamp) -> Option<Result<Decision, StoreError>> {
+        None
     }
 
     /// Decides several requests in order at one `now` and appends their decisions. Faster than single calls. On an error
@@ -48,6 +39,17 @@ pub trait Store: Send + Sync {
         decisions: &mut Vec<Decision>,
     ) -> impl Future<Output = Result<(), StoreError>> + Send;
 
+    /// Decides like [`decide_batch`](Self::decide_batch), if no decision of the batch needs a wait. `None` if the caller has to
+    /// await `decide_batch`; nothing is charged or appended then.
+    fn try_decide_batch(
+        &self,
+        _batch: &[&[Check<'_>]],
+        _now: Timestamp,
+        _decisions: &mut Vec<Decision>,
+    ) -> Option<Result<(), StoreError>> {
+        None
+    }
+
     /// Evaluates `checks` like [`decide`](Self::decide) without charging; `remaining` is the current value.
     fn peek(
         &self,
@@ -55,12 +57,23 @@ pub trait Store: Send + Sync {
         now: Timestamp,
     ) -> impl Future<Output = Result<Decision, StoreError>> + Send;
 
+    /// Evaluates `checks` like [`peek`](Self::peek), if that needs no wait. `None` if the caller has to await `peek`.
+    fn try_peek(&self, _checks: &[Check<'_>], _now: Timestamp) -> Option<Result<Decision, StoreError>> {
+        None
+    }
+
     /// Refunds what was charged for a request that was not served: see [`Decision::refunds`].
     fn refund(
         &self,
         refunds: &[Refund<'_>],
         now: Timestamp,
     ) -> impl Future<Output = Result<(), StoreError>> + Send;
+
+    /// Refunds like [`refund`](Self::refund), if that needs no wait. `None` if the caller has to await `refund`; nothing is
+    /// refunded then.
+    fn try_refund(&self, _refunds: &[Refund<'_>], _now: Timestamp) -> Option<Result<(), StoreError>> {
+        None
+    }
 
     /// Resets the counter of `key`; its override stays.
     fn reset(&self, key: CounterKey<'_>) -> impl Future<Output = Result<(), StoreError>> + Send;
@@ -109,37 +122,6 @@ pub struct RuleSettings {
     pub coordination: Coordination,
     /// What happens while the shared store fails.
     pub on_store_failure: StoreFailureMode,
-}
-
-/// The result of [`Store::decide_at_once`].
-///
-/// The most frequent result has a variant of its own: a caller that reads nothing but the variant spares the store the
-/// computation of the outcome, if the call is inlined.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum PromptDecision {
-    /// Admitted without a wait.
-    Admitted(Outcome),
-    /// Rejected, or admitted after a wait.
-    Otherwise(Outcome),
-    /// Not decided, and nothing is charged.
-    Undecided,
-}
-
-impl PromptDecision {
-    /// The outcome, if there is one.
-    pub const fn outcome(self) -> Option<Outcome> {
-        match self {
-            Self::Admitted(outcome) | Self::Otherwise(outcome) => Some(outcome),
-            Self::Undecided => None,
-        }
-    }
-}
-
-impl From<Outcome> for PromptDecision {
-    #[inline]
-    fn from(outcome: Outcome) -> Self {
-        if outcome.verdict == Verdict::PASS { Self::Admitted(outcome) } else { Self::Otherwise(outcome) }
-    }
 }
 
 /// Why a store failed. A request must not be treated as decided then.

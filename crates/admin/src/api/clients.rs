@@ -58,8 +58,8 @@ pub(super) fn top<R: Backend>(server: &AdminServer<R>) -> ApiResponse {
     let mut heaviest: BTreeMap<usize, Vec<HeavyClientView>> = BTreeMap::new();
     for heavy in server.backend.heaviest() {
         // The name of a removed rule is unknown.
-        let Some(index) = rules.iter().position(|rule| rule.id == heavy.rule) else { continue };
-        let client = ClientName::from_key(&heavy.client);
+        let Some(index) = rules.iter().position(|rule| rule.id == heavy.key.rule) else { continue };
+        let client = ClientName::from_key(&heavy.key.client);
         let view = HeavyClientView { client, admitted: heavy.admitted, rejected: heavy.rejected };
         heaviest.entry(index).or_default().push(view);
     }
@@ -89,8 +89,8 @@ pub(super) fn key<R: Backend>(server: &AdminServer<R>, plan: &Plan, text: &str) 
         return Ok(key);
     }
     let heaviest = server.backend.heaviest();
-    let known = heaviest.into_iter().find(|heavy| name.names(&heavy.client));
-    known.map(|heavy| heavy.client.into_vec()).ok_or_else(|| {
+    let known = heaviest.into_iter().find(|heavy| name.names(&heavy.key.client));
+    known.map(|heavy| heavy.key.client.into_vec()).ok_or_else(|| {
         ApiError::invalid_field("client", "none of the heaviest clients has this hash")
             .hint("pass the complete key; a hash works only for the heaviest clients")
     })

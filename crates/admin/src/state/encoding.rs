@@ -8,10 +8,10 @@
 //! with it.
 
 use serde::{Deserialize, Serialize};
-use tidegate_core::{CounterKey, Limit, PenaltyState, RuleId, Spec, TimeSpan, Timestamp};
+use tidegate_core::{CounterKey, Limit, OwnedKey, PenaltyState, RuleId, Spec, TimeSpan, Timestamp};
 use tidegate_policy::{Ban, Subject};
 use tidegate_store::durable::{OverrideKey, OverrideRecord};
-use tidegate_store::{PenaltyEntry, PenaltyKey, SharedRecord};
+use tidegate_store::{PenaltyEntry, SharedRecord};
 
 /// How long the mark of a removed record is kept.
 const REMOVAL_LIFETIME: TimeSpan = TimeSpan::from_secs(30 * 86_400);
@@ -30,7 +30,7 @@ pub(super) enum RemoteChange {
     RemoveOverride(OverrideKey),
     Penalty(PenaltyEntry),
     /// An operator lifted it at this time.
-    RemovePenalty(PenaltyKey, Timestamp),
+    RemovePenalty(OwnedKey, Timestamp),
 }
 
 #[derive(Serialize, Deserialize)]
@@ -71,7 +71,7 @@ pub(super) fn override_id(key: &OverrideKey) -> Vec<u8> {
     [&[OVERRIDE], key.rule.as_bytes(), &[0], key.client.as_slice()].concat()
 }
 
-fn penalty_id(key: &PenaltyKey) -> Vec<u8> {
+fn penalty_id(key: &OwnedKey) -> Vec<u8> {
     [&[PENALTY], key.rule.as_u64().to_be_bytes().as_slice(), &key.client].concat()
 }
 
@@ -80,7 +80,7 @@ pub(super) fn removal(id: Vec<u8>, changed: Timestamp, now: Timestamp) -> Shared
     SharedRecord { id, changed, expires: Some(now + REMOVAL_LIFETIME), body: None }
 }
 
-pub(super) fn penalty_removal(key: &PenaltyKey, changed: Timestamp, now: Timestamp) -> SharedRecord {
+pub(super) fn penalty_removal(key: &OwnedKey, changed: Timestamp, now: Timestamp) -> SharedRecord {
     removal(penalty_id(key), changed, now)
 }
 
@@ -126,7 +126,7 @@ pub(super) fn violation_message(key: CounterKey<'_>) -> Vec<u8> {
 }
 
 /// The key of a message about a violation.
-pub(super) fn read_violation(message: &[u8]) -> Option<PenaltyKey> {
+pub(super) fn read_violation(message: &[u8]) -> Option<OwnedKey> {
     message.strip_prefix(&[VIOLATION]).and_then(read_key)
 }
 
@@ -164,9 +164,9 @@ pub(super) fn read(record: &SharedRecord) -> Option<RemoteChange> {
     }
 }
 
-fn read_key(bytes: &[u8]) -> Option<PenaltyKey> {
+fn read_key(bytes: &[u8]) -> Option<OwnedKey> {
     let (rule, client) = bytes.split_first_chunk()?;
-    Some(PenaltyKey { rule: RuleId::from_u64(u64::from_be_bytes(*rule)), client: client.into() })
+    Some(CounterKey::new(RuleId::from_u64(u64::from_be_bytes(*rule)), client).into())
 }
 
 fn read_override(body: &[u8], until: Option<Timestamp>) -> Option<OverrideRecord> {
@@ -178,7 +178,7 @@ fn read_override(body: &[u8], until: Option<Timestamp>) -> Option<OverrideRecord
     Some(OverrideRecord { algorithm, spec, reason: body.reason, since, until })
 }
 
-fn read_penalty(key: PenaltyKey, body: &[u8], expires: Option<Timestamp>) -> Option<PenaltyEntry> {
+fn read_penalty(key: OwnedKey, body: &[u8], expires: Option<Timestamp>) -> Option<PenaltyEntry> {
     let body: PenaltyBody = serde_json::from_slice(body).ok()?;
     let expires_at = Timestamp::from_micros(body.expires_at);
     let read_at = expires.unwrap_or(expires_at);
@@ -245,7 +245,7 @@ mod tests {
         let ban = Ban { subject, reason: String::new(), since: NOW, until: Some(end) };
         let RemoteChange::Ban(ban) = read_elsewhere(ban_record(&ban, NOW)) else { panic!("a ban") };
         assert_eq!((ban.since, ban.until), (NOW, Some(end + skew)));
-        let key = PenaltyKey { rule: RuleId::named("default"), client: b"bob"[..].into() };
+        let key = OwnedKey::from(CounterKey::new(RuleId::named("default"), b"bob"));
         let record = PenaltyState {
             violations: 3,
             level: 1,

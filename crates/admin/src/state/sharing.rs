@@ -7,9 +7,9 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use tidegate_core::Timestamp;
+use tidegate_core::{OwnedKey, Timestamp};
 use tidegate_store::durable::{BanRecord, DurableChange, OverrideKey};
-use tidegate_store::{PenaltyEntry, PenaltyKey, RecordExchange, SharedEvent, SharedRecord};
+use tidegate_store::{PenaltyEntry, RecordExchange, SharedEvent, SharedRecord};
 use tokio::sync::mpsc;
 
 use super::change_clock::ChangeClock;
@@ -25,7 +25,7 @@ pub(super) struct Sharing {
     /// By the id of the record.
     changed: HashMap<Vec<u8>, Timestamp>,
     /// The penalties that came from other nodes since penalties were last written; they are not published again.
-    received: HashMap<PenaltyKey, PenaltyEntry>,
+    received: HashMap<OwnedKey, PenaltyEntry>,
 }
 
 impl Sharing {
@@ -133,7 +133,7 @@ impl<R: Backend> AdminState<R> {
     }
 
     /// Publishes that operators removed penalties.
-    pub(super) async fn publish_lifted(&self, keys: &[PenaltyKey]) {
+    pub(super) async fn publish_lifted(&self, keys: &[OwnedKey]) {
         if let Some(sharing) = self.sharing.lock().await.as_ref() {
             let now = self.now();
             let removal = |key| encoding::penalty_removal(key, sharing.clock.stamp(), now);
@@ -204,7 +204,7 @@ impl<R: Backend> AdminState<R> {
     }
 
     /// Removes a penalty that another node lifted at `lifted`, unless the client violated the rule since.
-    fn lift_penalty(&self, key: &PenaltyKey, lifted: Timestamp) {
+    fn lift_penalty(&self, key: &OwnedKey, lifted: Timestamp) {
         let penalties = self.backend.limiter().penalties();
         let is_earlier = |entry: &PenaltyEntry| {
             let record = &entry.record;

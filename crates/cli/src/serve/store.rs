@@ -138,15 +138,19 @@ pub(crate) fn start_sharing(
 }
 
 impl Store for SelectedStore {
-    fn is_immediate(&self) -> bool {
-        matches!(self, Self::Memory(_))
-    }
-
     #[inline]
     async fn decide(&self, checks: &[Check<'_>], now: Timestamp) -> Result<Decision, StoreError> {
         match self {
             Self::Memory(store) => store.decide(checks, now).await,
             Self::Redis(shared) => Box::pin(shared.store.decide(checks, now)).await,
+        }
+    }
+
+    #[inline]
+    fn try_decide(&self, checks: &[Check<'_>], now: Timestamp) -> Option<Result<Decision, StoreError>> {
+        match self {
+            Self::Memory(store) => store.try_decide(checks, now),
+            Self::Redis(shared) => shared.store.try_decide(checks, now),
         }
     }
 
@@ -162,6 +166,18 @@ impl Store for SelectedStore {
         }
     }
 
+    fn try_decide_batch(
+        &self,
+        batch: &[&[Check<'_>]],
+        now: Timestamp,
+        decisions: &mut Vec<Decision>,
+    ) -> Option<Result<(), StoreError>> {
+        match self {
+            Self::Memory(store) => store.try_decide_batch(batch, now, decisions),
+            Self::Redis(shared) => shared.store.try_decide_batch(batch, now, decisions),
+        }
+    }
+
     async fn peek(&self, checks: &[Check<'_>], now: Timestamp) -> Result<Decision, StoreError> {
         match self {
             Self::Memory(store) => store.peek(checks, now).await,
@@ -169,10 +185,24 @@ impl Store for SelectedStore {
         }
     }
 
+    fn try_peek(&self, checks: &[Check<'_>], now: Timestamp) -> Option<Result<Decision, StoreError>> {
+        match self {
+            Self::Memory(store) => store.try_peek(checks, now),
+            Self::Redis(shared) => shared.store.try_peek(checks, now),
+        }
+    }
+
     async fn refund(&self, refunds: &[Refund<'_>], now: Timestamp) -> Result<(), StoreError> {
         match self {
             Self::Memory(store) => store.refund(refunds, now).await,
             Self::Redis(shared) => Box::pin(shared.store.refund(refunds, now)).await,
+        }
+    }
+
+    fn try_refund(&self, refunds: &[Refund<'_>], now: Timestamp) -> Option<Result<(), StoreError>> {
+        match self {
+            Self::Memory(store) => store.try_refund(refunds, now),
+            Self::Redis(shared) => shared.store.try_refund(refunds, now),
         }
     }
 

@@ -104,7 +104,7 @@ pub(crate) struct ResponseLimits<'a> {
 
 /// A request that was rejected.
 #[derive(Clone, Copy)]
-struct RejectedRequest<'a> {
+struct RejectedCall<'a> {
     /// Its path without ids.
     path: &'a str,
     /// Its number, in the order of sending.
@@ -247,7 +247,7 @@ impl PaceState {
             self.remember(path, named);
         }
         if let Some(rejection) = response.rejection {
-            let rejected = RejectedRequest { path, request: ticket.request, rejecting: &rejecting };
+            let rejected = RejectedCall { path, request: ticket.request, rejecting: &rejecting };
             self.block(rejected, rejection, response);
         } else {
             self.rejections = 0;
@@ -258,13 +258,8 @@ impl PaceState {
     }
 
     /// Blocks the limits that rejected a request, or everything if they are not named.
-    fn block(
-        &mut self,
-        rejected: RejectedRequest<'_>,
-        rejection: &RejectionBody,
-        response: ResponseLimits<'_>,
-    ) {
-        let RejectedRequest { path, request, rejecting } = rejected;
+    fn block(&mut self, rejected: RejectedCall<'_>, rejection: &RejectionBody, response: ResponseLimits<'_>) {
+        let RejectedCall { path, request, rejecting } = rejected;
         let ResponseLimits { limits, now, random, .. } = response;
         self.ramp = Some(1);
         // A server that says 0 must not get all attempts at once, and one whose clock is behind says a time in the past.

@@ -260,6 +260,15 @@ impl AdaptiveLimit {
         }
     }
 
+    /// Records a request of `client` whose caller gave up at `now`, after `elapsed`. The service would have taken longer, so it
+    /// counts if that is longer than the baseline; a caller that waits for a shorter time has measured nothing.
+    pub fn record_unfinished(&self, client: u64, elapsed: TimeSpan, now: Timestamp) {
+        let baseline = self.baseline.load(Ordering::Relaxed);
+        if baseline != 0 && elapsed.as_micros().saturating_mul(THOUSAND) > baseline {
+            self.record(client, elapsed, now);
+        }
+    }
+
     fn add_sample(&self, client: u64, micros: u64) {
         let group = usize::try_from(client & GROUP_MASK).unwrap_or_default();
         let Some(samples) = self.samples.get(group) else { return };
@@ -469,6 +478,37 @@ mod tests {
             }
         }
         assert_eq!(limit.limit(), u64::from(AdaptiveConfig::default().min));
+    }
+
+    #[test]
+    fn adaptive_limit_shrinks_when_callers_give_up_requests_that_take_longer_than_usual() {
+        let limit = AdaptiveLimit::new(AdaptiveConfig::default()).unwrap();
+        let mut now = START;
+        for window in 0..100 {
+            now = now + TimeSpan::from_millis(200);
+            for client in 0..40 {
+                match window {
+                    0..50 => limit.record(client, TimeSpan::from_millis(50), now),
+                    _ => limit.record_unfinished(client, TimeSpan::from_millis(500), now),
+                }
+            }
+        }
+        assert_eq!(limit.limit(), u64::from(AdaptiveConfig::default().min));
+    }
+
+    #[test]
+    fn adaptive_limit_ignores_callers_that_give_up_sooner_than_requests_usually_take() {
+        let limit = AdaptiveLimit::new(AdaptiveConfig::default()).unwrap();
+        let mut now = START;
+        for _ in 0..100 {
+            now = now + TimeSpan::from_millis(200);
+            for client in 0..40 {
+                limit.record_unfinished(client, TimeSpan::from_millis(1), now);
+                limit.record(client, TimeSpan::from_millis(50), now);
+                limit.record_unfinished(client, TimeSpan::from_millis(49), now);
+            }
+            assert_eq!(limit.limit(), 20);
+        }
     }
 
     #[test]

@@ -213,7 +213,7 @@ pub(crate) struct Activity {
     requests: AtomicU32,
     /// The length of the body that starts with the next byte; 0 for none, [`Self::CHUNKED`] for chunks.
     body_length: AtomicU64,
-    /// Bytes that were received and not given to hyper.
+    /// Bytes that were received after the last head.
     ahead: AtomicU64,
 }
 
@@ -256,12 +256,12 @@ impl Activity {
         Some(if length == Self::CHUNKED { BodyLength::Chunked } else { BodyLength::Known(length) })
     }
 
-    /// hyper has been given everything that was received, except for this many bytes.
-    pub(super) fn set_ahead(&self, bytes: usize) {
-        self.ahead.store(bytes as u64, Ordering::Relaxed);
+    /// This many bytes were received after the head that hyper was given last.
+    pub(super) fn set_ahead(&self, bytes: u64) {
+        self.ahead.store(bytes, Ordering::Relaxed);
     }
 
-    /// The bytes that were received and not given to hyper.
+    /// The bytes that were received after the last head.
     pub(super) fn ahead(&self) -> u64 {
         self.ahead.load(Ordering::Relaxed)
     }

@@ -49,6 +49,9 @@ impl ConnectionGuard {
     }
 }
 
+/// What hyper's read buffer has beside the largest head, so that a body of that size fits with its head.
+const BESIDE_HEAD: usize = 8 << 10;
+
 /// The first bytes of every HTTP/2 connection.
 const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 
@@ -79,7 +82,8 @@ impl HttpBuilders {
             // The watchdog enforces the head timeout without a timer for each request.
             .header_read_timeout(None)
             .max_headers(limits.headers)
-            .max_buf_size(limits.head_bytes);
+            .max_header_size(limits.head_bytes)
+            .max_buf_size(limits.head_bytes + BESIDE_HEAD);
         Self { http1 }
     }
 }

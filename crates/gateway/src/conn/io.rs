@@ -18,7 +18,7 @@ use super::activity::Activity;
 use super::lingering_close::LingeringClose;
 use super::unparsable::BareResponse;
 
-/// The largest read of a head into a larger buffer than this; most heads fit.
+/// The largest read of a head into a larger buffer than this, unless a body is expected with it; most heads fit.
 const HEAD_READ: u64 = 1 << 10;
 const MAX_HEAD_BUFFER: usize = 8 << 10;
 /// Bytes that are read before hyper takes over; most heads fit.
@@ -86,6 +86,8 @@ pub(crate) struct TrackedIo<T> {
     /// Bytes that were read ahead; the next reads return them.
     unread: Bytes,
     framing: RequestFraming,
+    /// What last followed a head in the same read was passed with it.
+    expects_body: bool,
     /// The maximum size of a request body.
     max_body: u64,
     /// The response that hyper wrote to a head that it cannot parse.
@@ -97,12 +99,14 @@ pub(crate) struct TrackedIo<T> {
 impl<T> TrackedIo<T> {
     pub(crate) fn new(inner: T, activity: Arc<Activity>, max_body: u64) -> Self {
         let (unread, framing) = (Bytes::new(), RequestFraming::START);
-        Self { inner, activity, unread, framing, max_body, withheld: None, linger: None }
+        Self { inner, activity, unread, framing, expects_body: false, max_body, withheld: None, linger: None }
     }
 
     /// Puts back bytes that hyper has read and not used. They start a head.
     pub(super) fn put_back(&mut self, bytes: Bytes) {
         self.framing = RequestFraming::START;
+        // The body before them was passed with its head.
+        self.activity.take_body_length();
         if self.unread.is_empty() {
             self.unread = bytes;
         } else if !bytes.is_empty() {
@@ -188,7 +192,7 @@ impl<T: AsyncRead + Unpin> AsyncRead for TrackedIo<T> {
         let most = this.unread.len().min(buf.remaining());
         let length = this.framing.pass(&this.unread[..most])?;
         buf.put_slice(&this.unread.split_to(length));
-        this.activity.set_ahead(this.unread.len());
+        this.record_ahead();
         // hyper forwards each read on its own: the rest of a body goes with the part that came with its head.
         if this.unread.is_empty()
             && this.framing.is_known_body()
@@ -204,8 +208,9 @@ impl<T: AsyncRead + Unpin> TrackedIo<T> {
     /// Reads from the client what hyper may have now.
     fn poll_socket(&mut self, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         let before = buf.filled().len();
-        // What follows a head in the same read is copied, so it should not be much. hyper's buffer grows with long bodies.
-        if self.framing.is_head() && buf.remaining() > MAX_HEAD_BUFFER {
+        // What follows a head in the same read and is not passed with it is copied, so it should not be much. hyper's buffer grows
+        // with long bodies.
+        if self.framing.is_head() && !self.expects_body && buf.remaining() > MAX_HEAD_BUFFER {
             ready!(Pin::new(&mut (&mut self.inner).take(HEAD_READ)).poll_read(cx, buf))?;
         } else {
             ready!(Pin::new(&mut self.inner).poll_read(cx, buf))?;
@@ -215,12 +220,20 @@ impl<T: AsyncRead + Unpin> TrackedIo<T> {
             self.activity.bytes_received();
             let length = self.framing.pass(read)?;
             if length < read.len() {
+                self.expects_body = false;
                 self.unread = Bytes::copy_from_slice(&read[length..]);
                 buf.set_filled(before + length);
+            } else if self.framing.passed_with_head() > 0 {
+                self.expects_body = true;
             }
-            self.activity.set_ahead(self.unread.len());
+            self.record_ahead();
         }
         Poll::Ready(Ok(()))
+    }
+
+    /// Records what was received after the last head.
+    fn record_ahead(&self) {
+        self.activity.set_ahead(self.unread.len() as u64 + self.framing.passed_with_head());
     }
 }
 
@@ -345,5 +358,19 @@ mod tests {
         assert!(activity.is_between_requests());
         stream.put_back(Bytes::from_static(b"GET "));
         assert!(!activity.is_between_requests());
+    }
+
+    #[tokio::test]
+    async fn tracked_io_report_of_a_body_before_bytes_put_back_is_not_applied_to_them() {
+        let body = b"POST / HTTP/1.1\r\nContent-Length: 3\r\n\r\nabc";
+        let activity = Arc::new(Activity::default());
+        let mut stream = TrackedIo::new(&body[..], Arc::clone(&activity), 10);
+        let mut buffer = [0; 100];
+        assert_eq!(stream.read(&mut buffer).await.unwrap(), body.len());
+        assert_eq!(activity.ahead(), 3);
+        activity.body_follows(BodyLength::Known(3));
+        let next = b"POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n";
+        stream.put_back(Bytes::from([&next[..], b"3\r\nabc"].concat()));
+        assert_eq!(stream.read(&mut buffer).await.unwrap(), next.len(), "the chunks are withheld");
     }
 }

@@ -32,6 +32,7 @@ bitflags! {
         const UNUSUAL_NAME = 1 << 11;
         /// How long the client waits.
         const DEADLINE = 1 << 12;
+        const HOST = 1 << 13;
     }
 }
 
@@ -75,9 +76,10 @@ impl HeaderFlags {
             TE => Self::TE,
             EXPECT => Self::EXPECT,
             COOKIE => Self::COOKIE,
+            HOST => Self::HOST,
             // The most frequent others are compared without their text.
-            HOST | ACCEPT | ACCEPT_ENCODING | ACCEPT_LANGUAGE | AUTHORIZATION | CACHE_CONTROL
-            | CONTENT_TYPE | ORIGIN | REFERER | USER_AGENT => Self::empty(),
+            ACCEPT | ACCEPT_ENCODING | ACCEPT_LANGUAGE | AUTHORIZATION | CACHE_CONTROL | CONTENT_TYPE
+            | ORIGIN | REFERER | USER_AGENT => Self::empty(),
             _ => match name.as_str() {
                 "keep-alive" | "proxy-connection" => Self::HOP_BY_HOP,
                 "x-forwarded-host" => Self::UNTRUSTED.union(Self::FORWARDED_HOST),

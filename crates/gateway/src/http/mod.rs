@@ -6,6 +6,7 @@ pub(crate) mod header_flags;
 pub(crate) mod hop_headers;
 pub(crate) mod request_body;
 pub(crate) mod response_body;
+pub(crate) mod small_frames;
 pub(crate) mod trace_context;
 pub(crate) mod unsent_bodies;
 pub(crate) mod upgrade;

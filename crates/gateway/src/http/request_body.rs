@@ -21,46 +21,44 @@ use tidegate_policy::UnderscoreHeaders;
 use crate::conn::{Activity, UnreadBody};
 use crate::http::hop_headers;
 use crate::http::response_body::{BodyError, StallTimer};
+use crate::http::small_frames::SmallFrames;
 use crate::http::unsent_bodies::{UnsentBodies, UnsentFrame};
 use crate::resource_limits::MinRate;
+use crate::upstream::ClientId;
 use crate::worker::WorkerSnapshot;
 
-/// The body of a request, as hyper reads it.
+/// The body of a request, as hyper reads it. It is moved often while a request is sent, so all state is in the upload.
 #[derive(Debug)]
 pub(crate) struct RequestBody {
     /// `None` for an empty body.
     upload: Option<Rc<RefCell<Upload>>>,
     /// Only the latest body of an upload may read it.
     generation: u32,
-    /// What earlier attempts have read; comes first.
-    replay: Bytes,
-    drops_trailers: bool,
-    unsent: Option<UnsentFrame>,
+}
+
+/// How the frames of a body are sent to an HTTP/2 server.
+#[derive(Debug)]
+struct Http2Frames {
+    unsent: UnsentFrame,
+    small: SmallFrames,
 }
 
 impl RequestBody {
-    /// Counts the body in `bodies` while a frame of it waits to be sent.
-    pub(crate) fn count_unsent(&mut self, bodies: &Rc<UnsentBodies>) {
-        self.unsent = Some(UnsentFrame::new(bodies));
+    /// Prepares the body for an HTTP/2 server: small frames are joined, and the body counts in `bodies` while a frame of it
+    /// waits to be sent.
+    pub(crate) fn use_http2(&mut self, bodies: &Rc<UnsentBodies>, client: ClientId) {
+        if let Some(upload) = &self.upload {
+            let unsent = UnsentFrame::new(bodies, client);
+            upload.borrow_mut().frames =
+                Some(Box::new(Http2Frames { unsent, small: SmallFrames::default() }));
+        }
     }
 
     /// Ends the body before its trailers.
     pub(crate) fn drop_trailers(&mut self) {
-        self.drops_trailers = true;
-    }
-
-    fn next_frame(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
-        let Some(upload) = &self.upload else { return Poll::Ready(None) };
-        let mut upload = upload.borrow_mut();
-        if upload.generation != self.generation {
-            return Poll::Ready(Some(Err(BodyError::not_needed())));
+        if let Some(upload) = &self.upload {
+            upload.borrow_mut().drops_trailers = true;
         }
-        if !self.replay.is_empty() {
-            return Poll::Ready(Some(Ok(Frame::data(std::mem::take(&mut self.replay)))));
-        }
-        let frame = ready!(upload.poll_frame(cx));
-        let is_dropped = self.drops_trailers && matches!(&frame, Some(Ok(frame)) if frame.is_trailers());
-        Poll::Ready(frame.filter(|_| !is_dropped))
     }
 }
 
@@ -96,8 +94,14 @@ struct Upload {
     /// Some of the body was read: without a recording, it cannot be sent again.
     is_read: bool,
     recording: Option<Box<Recording>>,
+    /// What earlier attempts have read; comes first in the latest body.
+    replay: Bytes,
     /// Trailers that the latest body replays.
     replayed_trailers: Option<HeaderMap>,
+    /// The latest body ends before its trailers.
+    drops_trailers: bool,
+    /// Of the latest body, if it is sent to an HTTP/2 server.
+    frames: Option<Box<Http2Frames>>,
     failure: Option<UploadFailure>,
     /// `None` after the body has ended or was stopped.
     unread: Option<UnreadBody>,
@@ -156,24 +160,28 @@ impl Body for RequestBody {
     type Error = BodyError;
 
     fn poll_frame(
-        mut self: Pin<&mut Self>,
+        self: Pin<&mut Self>,
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
-        let frame = self.next_frame(cx);
-        if let Some(unsent) = &mut self.unsent {
-            unsent.replace(matches!(&frame, Poll::Ready(Some(Ok(frame))) if frame.is_data()));
+        let Some(upload) = &self.upload else { return Poll::Ready(None) };
+        let mut upload = upload.borrow_mut();
+        if upload.generation != self.generation {
+            return Poll::Ready(Some(Err(BodyError::not_needed())));
         }
-        frame
+        if upload.replay.is_empty() && upload.frames.is_none() && !upload.drops_trailers {
+            return upload.poll_frame(cx);
+        }
+        upload.poll_latest(cx)
     }
 
     fn is_end_stream(&self) -> bool {
-        self.replay.is_empty() && self.upload.as_ref().is_none_or(|upload| upload.borrow().has_ended())
+        self.upload.as_ref().is_none_or(|upload| upload.borrow().has_ended())
     }
 
     fn size_hint(&self) -> SizeHint {
-        let replayed = self.replay.len() as u64;
         let Some(upload) = &self.upload else { return SizeHint::with_exact(0) };
         let upload = upload.borrow();
+        let replayed = upload.replay.len() as u64;
         match &upload.state {
             UploadState::Open(incoming) => match incoming.size_hint().exact() {
                 Some(rest) => SizeHint::with_exact(rest.saturating_add(replayed)),
@@ -193,6 +201,7 @@ impl Drop for RequestBody {
         if let Some(upload) = &self.upload {
             let mut upload = upload.borrow_mut();
             if upload.generation == self.generation {
+                (upload.replay, upload.frames) = (Bytes::new(), None);
                 if let Some(recording) = &mut upload.recording {
                     recording.is_body_dropped = true;
                 } else if upload.is_read {
@@ -206,7 +215,49 @@ impl Drop for RequestBody {
 impl Upload {
     /// Whether the body has ended, trailers included.
     fn has_ended(&self) -> bool {
-        matches!(self.state, UploadState::Ended) && self.replayed_trailers.is_none()
+        self.replay.is_empty()
+            && matches!(self.state, UploadState::Ended)
+            && self.replayed_trailers.is_none()
+            && self.frames.as_ref().is_none_or(|frames| frames.small.is_empty())
+    }
+
+    /// The next frame of the latest body, as its server gets it.
+    fn poll_latest(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
+        let Some(mut frames) = self.frames.take() else { return self.poll_replayed(cx) };
+        let frame = self.poll_joined(&mut frames.small, cx);
+        frames.unsent.replace(matches!(&frame, Poll::Ready(Some(Ok(frame))) if frame.is_data()));
+        self.frames = Some(frames);
+        frame
+    }
+
+    /// The next frame with small ones joined.
+    fn poll_joined(
+        &mut self,
+        small: &mut SmallFrames,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
+        if let Some(trailers) = small.take_trailers() {
+            return Poll::Ready(Some(Ok(trailers)));
+        }
+        loop {
+            let polled = self.poll_replayed(cx);
+            if let Some(result) = small.join(polled, self.has_ended(), cx) {
+                return result;
+            }
+        }
+    }
+
+    /// The next frame: what is replayed of the body comes first.
+    fn poll_replayed(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
+        let frame = if self.replay.is_empty() {
+            self.poll_frame(cx)
+        } else {
+            Poll::Ready(Some(Ok(Frame::data(std::mem::take(&mut self.replay)))))
+        };
+        match frame {
+            Poll::Ready(Some(Ok(frame))) if frame.is_trailers() && self.drops_trailers => Poll::Ready(None),
+            frame => frame,
+        }
     }
 
     fn poll_frame(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
@@ -370,7 +421,10 @@ impl UploadHandle {
             client_wait: ClientWait::Never,
             is_read: false,
             recording: None,
+            replay: Bytes::new(),
             replayed_trailers: None,
+            drops_trailers: false,
+            frames: None,
             failure: None,
             unread: Some(UnreadBody::for_latest(activity)),
             trailers: (Rc::clone(snapshot), underscored),
@@ -425,13 +479,7 @@ impl UploadHandle {
     /// invalid.
     pub(crate) fn open(&self) -> Option<RequestBody> {
         let Some(upload) = &self.0 else {
-            return Some(RequestBody {
-                upload: None,
-                generation: 0,
-                replay: Bytes::new(),
-                drops_trailers: false,
-                unsent: None,
-            });
+            return Some(RequestBody { upload: None, generation: 0 });
         };
         if self.progress() == UploadProgress::Started {
             return None;
@@ -440,17 +488,15 @@ impl UploadHandle {
         shared.generation += 1;
         shared.reader = None;
         shared.client_wait = ClientWait::Never;
-        let mut replay = Bytes::new();
-        let mut trailers = None;
+        (shared.drops_trailers, shared.frames) = (false, None);
+        let (mut replay, mut trailers) = (Bytes::new(), None);
         if let Some(recording) = &mut shared.recording {
             recording.is_body_dropped = false;
             replay = Bytes::copy_from_slice(&recording.bytes);
             trailers.clone_from(&recording.trailers);
         }
-        shared.replayed_trailers = trailers;
-        let generation = shared.generation;
-        let upload = Some(Rc::clone(upload));
-        Some(RequestBody { upload, generation, replay, drops_trailers: false, unsent: None })
+        (shared.replay, shared.replayed_trailers) = (replay, trailers);
+        Some(RequestBody { upload: Some(Rc::clone(upload)), generation: shared.generation })
     }
 
     pub(crate) fn progress(&self) -> UploadProgress {

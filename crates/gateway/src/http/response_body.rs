@@ -188,7 +188,11 @@ impl ForwardedBody {
                 self.release_at_end();
             }
             // The connection cannot be used again.
-            Some(Err(_)) => self.conn = None,
+            Some(Err(error)) => {
+                if let Some(conn) = self.conn.take() {
+                    conn.fail(error);
+                }
+            }
             None => self.release(),
         }
         Poll::Ready(frame)

@@ -136,8 +136,8 @@ impl UpstreamBreaker {
         }
         let permit = self.breaker.try_acquire()?;
         if permit.is_probe() {
-            // Others may probe once it has hung for the open time.
-            let until = self.clock.now() + self.breaker.breaker().config().open_for + PROBE_PAUSE;
+            // Others may probe once it hangs.
+            let until = self.clock.now() + self.breaker.breaker().hung_after() + PROBE_PAUSE;
             *self.latest_probe() = Some(UnsuccessfulProbe { client, until, is_in_flight: true });
         }
         Ok(AttemptPermit { permit: Some(permit), breaker: self, client })

@@ -30,7 +30,7 @@ const STEPS: usize = WindowProgress::STEPS as usize + 1;
 const BUDGET_STEP: TimeSpan = TimeSpan::from_millis(10_000 / WindowProgress::STEPS as u64);
 
 /// The address of a client: IPv4 in full, IPv6 by its network, of at most 64 bits.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub(crate) struct ClientId(u64);
 
 impl ClientId {
@@ -79,6 +79,11 @@ fn period(at: Timestamp) -> u64 {
     at.as_micros() / MEMORY.as_micros() + 1
 }
 
+/// Whether a period with this stamp is the one with this number, the one before, or a later one.
+fn is_recent(stamp: u64, number: u64) -> bool {
+    stamp != 0 && (stamp >> 1) + 1 >= number
+}
+
 impl RecentSuccesses {
     /// A request of `client` has succeeded at `at`.
     #[inline]
@@ -99,9 +104,14 @@ impl RecentSuccesses {
         let number = period(at);
         self.periods.iter().any(|slot| {
             let stamp = slot.stamp.load(Ordering::Relaxed);
-            let is_recent = stamp != 0 && (stamp >> 1) + 1 >= number;
-            is_recent && (stamp & 1 == 1 || slot.client.load(Ordering::Relaxed) != client.0)
+            is_recent(stamp, number) && (stamp & 1 == 1 || slot.client.load(Ordering::Relaxed) != client.0)
         })
+    }
+
+    /// The same for any client.
+    pub(super) fn has_any(&self, at: Timestamp) -> bool {
+        let number = period(at);
+        self.periods.iter().any(|slot| is_recent(slot.stamp.load(Ordering::Relaxed), number))
     }
 }
 
@@ -156,11 +166,11 @@ impl WindowThreshold {
 pub(super) struct FailureShares {
     /// Whether there are failures since the latest success.
     has_streak: AtomicBool,
-    table: Mutex<ShareTable>,
+    table: Mutex<ClientShareTable>,
 }
 
 #[derive(Debug, Default)]
-struct ShareTable {
+struct ClientShareTable {
     /// The one that failed last is the last one.
     clients: Vec<ClientFailures>,
     /// The halves of an odd threshold: one of two clients has used its half failure.
@@ -211,12 +221,12 @@ impl FailureShares {
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, ShareTable> {
+    fn lock(&self) -> MutexGuard<'_, ClientShareTable> {
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl ShareTable {
+impl ClientShareTable {
     fn count(&mut self, client: ClientId, thresholds: Thresholds, has_others: bool) -> bool {
         let Thresholds { in_a_row, window } = thresholds;
         let step = window.map(|window| window.step);

@@ -55,7 +55,7 @@ impl Transport {
         server: &Server,
         request: &ForwardedRequest,
     ) -> Result<Option<ConnectionSlot>, NoConnectionSlot> {
-        let need = ConnNeed::new(server, request);
+        let need = ConnNeed::new(upstream, server, request);
         if self.pool.has_idle(server, need, &*upstream.clock) {
             return Ok(None);
         }

@@ -7,6 +7,7 @@ use http::{HeaderMap, HeaderValue, Request, Version};
 use http_body::Body;
 use tidegate_policy::RetryPlan;
 
+use super::client_shares::ClientId;
 use super::head_profile::HeadProfile;
 use super::server::Server;
 use super::transport::MAX_RESENDS;
@@ -20,12 +21,13 @@ pub(crate) struct ForwardedRequest {
     /// `None` while hyper has it, and once it cannot be sent again.
     head: Option<Parts>,
     upload: UploadHandle,
+    client: ClientId,
     /// The client announced neither a body nor an upgrade.
     is_plain: bool,
     /// The connection of the client may have many requests.
     is_multiplexed: bool,
-    /// `Host` was added for the server of the last attempt: the client sent none.
-    has_server_host: bool,
+    /// The client sent no `Host`: each attempt has that of its server.
+    needs_host: bool,
     /// The policy allows to send it again after a server may have received it.
     is_repeatable: bool,
     /// A copy of the head for another attempt, if `head` may be used up by then.
@@ -49,16 +51,29 @@ impl ForwardedRequest {
         let announces_body =
             flags.intersects(HeaderFlags::CONTENT_LENGTH.union(HeaderFlags::TRANSFER_ENCODING));
         let is_plain = !announces_body && !wants_upgrade;
+        // Since the headers were scanned, the authority of the target may have become the host, or `Connection` has removed it.
+        let has_host = flags.contains(HeaderFlags::HOST) && !flags.contains(HeaderFlags::CONNECTION);
+        let needs_host = !has_host && !head.headers.contains_key(HOST);
         Self {
             head: Some(head),
             upload,
+            client: ClientId::default(),
             is_plain,
             is_multiplexed: parts.version == Version::HTTP_2,
-            has_server_host: false,
+            needs_host,
             is_repeatable: false,
             spare: None,
             resends: 0,
         }
+    }
+
+    /// The request is one of `client`.
+    pub(crate) fn of_client(self, client: ClientId) -> Self {
+        Self { client, ..self }
+    }
+
+    pub(super) fn client(&self) -> ClientId {
+        self.client
     }
 
     /// Keeps what is needed to send the request again as `plan` says, if it may be. A plain request needs nothing: its head
@@ -133,9 +148,8 @@ impl ForwardedRequest {
             let path = head.uri.path_and_query().cloned();
             head.uri = path.map(Uri::from).unwrap_or_default();
         }
-        if self.has_server_host || !head.headers.contains_key(HOST) {
+        if self.needs_host {
             head.headers.insert(HOST, server.host_header.clone());
-            self.has_server_host = true;
         }
         Some(head)
     }
@@ -176,7 +190,7 @@ impl ForwardedRequest {
         request.method_mut().clone_from(&kept.method);
         request.headers_mut().clone_from(&kept.headers);
         let host = request.headers_mut().remove(HOST);
-        let host = host.filter(|host| !self.has_server_host && !host.is_empty());
+        let host = host.filter(|host| !self.needs_host && !host.is_empty());
         let authority = match host {
             Some(host) => Authority::try_from(host.as_bytes()).ok()?,
             None => server.authority.clone(),
@@ -241,6 +255,19 @@ mod tests {
             request.put_back(sent);
         }
         assert_eq!(request.http2(&first).unwrap().uri(), "http://a:1/");
+    }
+
+    #[test]
+    fn request_whose_connection_header_has_removed_host_has_that_of_its_server() {
+        let server = Server::parse("http://a:1").unwrap();
+        let mut request = Request::new(());
+        request.headers_mut().insert(HOST, HeaderValue::from_static("x.example"));
+        request.headers_mut().insert("connection", HeaderValue::from_static("host"));
+        let flags = HeaderFlags::scan(request.headers());
+        request.headers_mut().clear();
+        let (mut parts, ()) = request.into_parts();
+        let mut request = ForwardedRequest::new(&mut parts, UploadHandle::default(), flags, false);
+        assert_eq!(request.http1_head(&server).unwrap().headers.get(HOST), Some(&server.host_header));
     }
 
     #[test]

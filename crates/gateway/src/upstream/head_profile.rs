@@ -16,6 +16,39 @@ const USUAL_HEAD: usize = 8 << 10;
 /// The same for a single field: common limits start here.
 const USUAL_FIELD: usize = 4 << 10;
 
+/// The bytes of the longest Huffman code of HPACK (RFC 7541), which is used for all values.
+const LONGEST_CODE: usize = 4;
+
+/// How long a text is at most in the Huffman code of HPACK. Some servers limit this length. It is longer than the text
+/// itself for all but letters, digits and the usual punctuation: three times for bytes that are not ASCII.
+fn coded_length(text: &[u8]) -> usize {
+    text.iter().map(|byte| code_length(*byte)).sum()
+}
+
+/// The bytes of a Huffman code, rounded up.
+fn code_length(byte: u8) -> usize {
+    match byte {
+        b'a'..=b'z'
+        | b'A'..=b'Z'
+        | b'0'..=b'9'
+        | b' '
+        | b'%'
+        | b'&'
+        | b'*'
+        | b','
+        | b'-'
+        | b'.'
+        | b'/'
+        | b':'
+        | b';'
+        | b'='
+        | b'_' => 1,
+        b'\\' => 3,
+        b'!'..=b'~' => 2,
+        _ => LONGEST_CODE,
+    }
+}
+
 /// The properties of a request head that a server may not accept.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct HeadProfile {
@@ -27,10 +60,18 @@ pub(super) struct HeadProfile {
 
 impl HeadProfile {
     pub(super) fn of(head: &Parts) -> Self {
-        let target = head.uri.path_and_query().map_or(0, |target| target.as_str().len());
+        let lengths = Self::measure(head, <[u8]>::len);
+        // Smaller heads are usual in any coding.
+        let is_small =
+            lengths.longest_field <= USUAL_FIELD / LONGEST_CODE && lengths.total <= USUAL_HEAD / LONGEST_CODE;
+        if is_small { lengths } else { Self::measure(head, coded_length) }
+    }
+
+    fn measure(head: &Parts, length: impl Fn(&[u8]) -> usize) -> Self {
+        let target = head.uri.path_and_query().map_or(0, |target| length(target.as_str().as_bytes()));
         let mut profile = Self { total: target, longest_field: target, announces_trailers: false };
         for (name, value) in &head.headers {
-            let field = name.as_str().len() + value.len();
+            let field = name.as_str().len() + length(value.as_bytes());
             profile.total += field;
             profile.longest_field = profile.longest_field.max(field);
             profile.announces_trailers |= *name == TRAILER;
@@ -98,6 +139,21 @@ mod tests {
         let many = [("x-a", 3_000), ("x-b", 3_000), ("x-c", 3_000)];
         assert!(profile("/", &many).is_unusual() && !profile("/", &many[..2]).is_unusual());
         assert!(profile("/", &[("trailer", 5)]).is_unusual());
+    }
+
+    #[test]
+    fn head_profile_of_a_large_head_counts_the_longest_codes() {
+        let field = |byte: u8, length: usize| {
+            let value = http::HeaderValue::from_bytes(&vec![byte; length]).unwrap();
+            let request = Request::get("/").header("x-a", value).body(()).unwrap();
+            HeadProfile::of(&request.into_parts().0)
+        };
+        assert_eq!(field(0x80, 1_000).longest_field, 1_003, "cannot be too long");
+        assert_eq!(field(0x80, 2_000).longest_field, 8_003);
+        assert_eq!(field(b'\\', 2_000).longest_field, 6_003);
+        assert_eq!(field(b'{', 2_000).longest_field, 4_003);
+        assert_eq!(field(b'a', 2_000).longest_field, 2_003);
+        assert!(field(0x80, 2_000).is_unusual() && !field(b'a', 2_000).is_unusual());
     }
 
     #[test]

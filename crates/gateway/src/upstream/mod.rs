@@ -15,8 +15,9 @@
 //! 5. [`retry`] decides whether another attempt follows.
 //! 6. The response body returns the connection to the [`pool`]. [`abandon`] handles exchanges that end earlier.
 //!
-//! [`head_profile`] decides which requests share an HTTP/2 connection. [`resilience`] is the state of an upstream for all of this. [`permits`] are what a request holds meanwhile;
-//! [`connection_slots`] bounds the connections of an upstream.
+//! [`head_profile`] and [`connection_suspects`] decide which requests share an HTTP/2 connection. [`resilience`] is the state of an
+//! upstream for all of this. [`permits`] are what a request holds meanwhile; [`connection_slots`] bounds the connections of an
+//! upstream.
 
 mod abandon;
 mod balance;
@@ -24,6 +25,7 @@ mod breakers;
 mod client_shares;
 mod connect;
 mod connection_slots;
+mod connection_suspects;
 mod ejection;
 mod forwarded_request;
 mod framing;

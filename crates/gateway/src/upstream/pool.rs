@@ -69,7 +69,11 @@ impl ServerConns {
             return None;
         }
         let avoids_stuck = need.has_body && self.settings.can_replace();
-        let fits = |conn: &Http2Conn| conn.has_capacity() && !(avoids_stuck && conn.has_stuck_body(clock));
+        let fits = |conn: &Http2Conn| {
+            conn.is_for(need.owner)
+                && conn.has_capacity()
+                && !(avoids_stuck && conn.has_stuck_body(&self.server, clock))
+        };
         self.http2.iter().position(|kept| fits(&kept.conn))
     }
 

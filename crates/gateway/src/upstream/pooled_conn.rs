@@ -14,18 +14,19 @@ use hyper_util::rt::TokioIo;
 use tidegate_store::Clock;
 
 use super::abandon::{AbandonedExchange, GRACE, SocketHandoff};
+use super::client_shares::ClientId;
 use super::forwarded_request::ForwardedRequest;
 use super::framing::normalize;
 use super::head_profile::HeadProfile;
 use super::http1_fast::{PlainConn, PlainError, PlainResponse};
 use super::permits::ExchangePermits;
 use super::pool::KeepSettings;
-use super::server::{InFlightGuard, Server, ServerProtocol};
+use super::server::{InFlightGuard, Server, ServerProtocol, UpstreamGroup};
 use super::stream::{HyperIo, ReplayIo, UpstreamStream};
 use super::transport::{SendError, Transport};
 use crate::executor::LocalExecutor;
 use crate::http::request_body::{RequestBody, UploadHandle, UploadProgress};
-use crate::http::response_body::UpstreamBody;
+use crate::http::response_body::{BodyError, UpstreamBody};
 use crate::http::unsent_bodies::UnsentBodies;
 
 /// Concurrent streams of one HTTP/2 connection, even if the server allows more.
@@ -49,16 +50,25 @@ pub(super) struct ConnNeed {
     pub(super) is_alone: bool,
     /// It has a body, for which an HTTP/2 connection needs a window.
     pub(super) has_body: bool,
+    /// Its client has HTTP/2 connections of its own.
+    pub(super) owner: Option<ClientId>,
 }
 
 impl ConnNeed {
-    pub(super) fn new(server: &Server, request: &ForwardedRequest) -> Self {
+    pub(super) fn new(upstream: &UpstreamGroup, server: &Server, request: &ForwardedRequest) -> Self {
         if server.protocol == ServerProtocol::Http1 {
-            return Self { is_plain: request.is_plain(), is_alone: false, has_body: false };
+            return Self { is_plain: request.is_plain(), is_alone: false, has_body: false, owner: None };
         }
         let is_accepted = request.head_profile().is_none_or(|head| server.accepted_head.includes(head));
         let has_body = request.upload().progress() != UploadProgress::Empty;
-        Self { is_plain: false, is_alone: !is_accepted, has_body }
+        let client = request.client();
+        let lone = upstream.resilience.lone_connections.as_ref();
+        // Without a free slot it shares one, or clients that are suspected wrongly would wait for each other.
+        let is_isolated = server.suspects.isolates(client, || upstream.clock.now())
+            && lone.is_none_or(|slots| slots.in_use() < slots.config().concurrent);
+        // Bounded connections are not kept for one client.
+        let is_alone = !is_accepted || (is_isolated && lone.is_some());
+        Self { is_plain: false, is_alone, has_body, owner: is_isolated.then_some(client) }
     }
 }
 
@@ -95,6 +105,12 @@ struct Http2State {
     is_broken: Cell<bool>,
     /// Requests that ended early.
     resets: Cell<usize>,
+    /// The only client that has the connection.
+    owner: Option<ClientId>,
+    /// The first client with a request.
+    first_client: Cell<Option<ClientId>>,
+    /// Several clients have had requests.
+    has_several: Cell<bool>,
     /// Bodies that wait for the server.
     unsent_bodies: Rc<UnsentBodies>,
 }
@@ -104,12 +120,16 @@ impl Http2Conn {
     pub(super) fn new(
         sender: http2::SendRequest<RequestBody>,
         connection: http2::Connection<TokioIo<HyperIo>, RequestBody, LocalExecutor>,
+        owner: Option<ClientId>,
     ) -> Self {
         let max_streams = Cell::new(connection.current_max_send_streams());
         let state = Rc::new(Http2State {
             max_streams,
             is_broken: Cell::new(false),
             resets: Cell::new(0),
+            owner,
+            first_client: Cell::new(None),
+            has_several: Cell::new(false),
             unsent_bodies: Rc::default(),
         });
         let shared = Rc::downgrade(&state);
@@ -139,12 +159,40 @@ impl Http2Conn {
     }
 
     /// Whether a body waits for the server. One that the server does not read may have used up the window of the connection.
-    pub(super) fn has_stuck_body(&self, clock: &dyn Clock) -> bool {
-        self.shared.unsent_bodies.are_stuck(|| clock.now())
+    pub(super) fn has_stuck_body(&self, server: &Server, clock: &dyn Clock) -> bool {
+        self.shared.unsent_bodies.are_stuck(|| clock.now(), |client, now| server.suspects.record(client, now))
+    }
+
+    /// Whether requests with `owner` use it.
+    pub(super) fn is_for(&self, owner: Option<ClientId>) -> bool {
+        self.shared.owner == owner
+    }
+
+    /// A request of `client` is about to be sent.
+    fn record_client(&self, client: ClientId) {
+        match self.shared.first_client.get() {
+            Some(first) if first == client => {}
+            Some(_) => self.shared.has_several.set(true),
+            None => self.shared.first_client.set(Some(client)),
+        }
     }
 
     pub(super) fn is_same(&self, other: &Self) -> bool {
         Rc::ptr_eq(&self.shared, &other.shared)
+    }
+
+    /// Whether an error is one of the connection, in contrast to one of its streams. Some servers reset the streams before they
+    /// close it (Node.js).
+    fn has_failed(&self, error: &hyper::Error) -> bool {
+        is_connection_error(error) || self.sender.is_closed()
+    }
+
+    /// Whether the server has ended the connection with requests in progress, and not because it stops.
+    fn is_broken_by(&self, error: &hyper::Error) -> bool {
+        let error_of_h2 =
+            std::error::Error::source(error).and_then(|error| error.downcast_ref::<h2::Error>());
+        let stops = |error: &h2::Error| error.is_go_away() && error.reason() == Some(h2::Reason::NO_ERROR);
+        self.has_failed(error) && !error_of_h2.is_some_and(stops)
     }
 
     /// Counts a request that ended early. Returns whether the connection must get no further ones.
@@ -155,14 +203,18 @@ impl Http2Conn {
             || resets >= MAX_RESETS_IF_SCARCE && settings.has_free_slot()
     }
 
-    /// Why a request without a response failed. Of all requests that a broken connection ends, one counts.
+    /// Why a request without a response failed. Of all requests that a broken connection ends, one counts. A server that resets
+    /// a stream because of an overload may mean the connection, too: all of its requests together have caused it.
     fn failure(&self, error: hyper::Error, head: Option<HeadProfile>) -> SendError {
+        let is_of_connection = self.has_failed(&error);
         if head.is_some_and(HeadProfile::is_unusual) {
             SendError::UnusualHead
-        } else if !is_connection_error(&error) {
+        } else if !is_of_connection && !is_overload(&error) {
             SendError::Broken(error)
-        } else if self.shared.is_broken.replace(true) {
+        } else if is_of_connection && self.shared.is_broken.replace(true) {
             SendError::NoResponseShared
+        } else if self.shared.has_several.get() {
+            SendError::NoResponseOfSeveral
         } else {
             SendError::NoResponse
         }
@@ -204,6 +256,7 @@ pub(crate) struct PooledConn {
     in_flight: InFlightGuard,
     permits: ExchangePermits,
     upload: UploadHandle,
+    client: ClientId,
     has_response: bool,
     /// The start of the next response is ambiguous.
     is_unusable: bool,
@@ -215,7 +268,7 @@ impl PooledConn {
         (conn, settings): (Conn, ConnSettings),
         in_flight: InFlightGuard,
         permits: ExchangePermits,
-        upload: UploadHandle,
+        request: &ForwardedRequest,
     ) -> Self {
         if let Conn::Http1(http1) = &conn
             && !permits.is_empty()
@@ -228,7 +281,8 @@ impl PooledConn {
             settings,
             in_flight,
             permits,
-            upload,
+            upload: request.upload().clone(),
+            client: request.client(),
             has_response: false,
             is_unusable: false,
         }
@@ -300,7 +354,8 @@ impl PooledConn {
         if !profile.is_some_and(|profile| profile.announces_trailers) {
             body.drop_trailers();
         }
-        body.count_unsent(&http2.shared.unsent_bodies);
+        body.use_http2(&http2.shared.unsent_bodies, self.client);
+        http2.record_client(self.client);
         let mut error = match http2.sender.try_send_request(head.map(|()| body)).await {
             Ok(response) => {
                 request.mark_sent();
@@ -311,13 +366,19 @@ impl PooledConn {
             }
             Err(error) => error,
         };
+        let (server, message) = (self.in_flight.server(), error.take_message());
+        let error = error.into_error();
+        if message.is_none() && http2.is_broken_by(&error) {
+            server.suspects.record(self.client, self.transport.clock.now());
+        }
         let can_resend = self.upload.progress() != UploadProgress::Started;
-        let why = match error.take_message() {
+        let why = match message {
             Some(_) => AttemptError::NotSent,
-            None if can_resend && is_unprocessed(error.error()) => AttemptError::Refused,
-            None => return Err(http2.failure(error.into_error(), profile).into()),
+            None if can_resend && is_unprocessed(&error) => AttemptError::Refused,
+            None if is_overload(&error) => http2.failure(error, profile).into(),
+            None => return Err(http2.failure(error, profile).into()),
         };
-        self.transport.pool.remove_http2(self.in_flight.server(), http2);
+        self.transport.pool.remove_http2(server, http2);
         Err(why)
     }
 
@@ -370,6 +431,16 @@ impl PooledConn {
             self.transport.pool.keep(self.in_flight.server(), conn, &self.settings.keep);
         }
         permits
+    }
+
+    /// The body of the response has failed.
+    #[cold]
+    pub(crate) fn fail(self, error: &BodyError) {
+        if let (Some(Conn::Http2(http2)), BodyError::Broken(error)) = (&self.conn, error)
+            && http2.is_broken_by(error)
+        {
+            self.in_flight.server().suspects.record(self.client, self.transport.clock.now());
+        }
     }
 
     /// Ends an attempt that another one follows, and closes the connection. The server is done with it.
@@ -437,6 +508,14 @@ fn is_unprocessed(error: &hyper::Error) -> bool {
     };
     let is_refused = error.is_reset() && error.reason() == Some(h2::Reason::REFUSED_STREAM);
     error.is_remote() && (error.is_go_away() || is_refused)
+}
+
+/// Whether the server has reset a stream because its client, the gateway, sends too much.
+fn is_overload(error: &hyper::Error) -> bool {
+    let source = std::error::Error::source(error).and_then(|error| error.downcast_ref::<h2::Error>());
+    source.is_some_and(|error| {
+        error.is_reset() && error.is_remote() && error.reason() == Some(h2::Reason::ENHANCE_YOUR_CALM)
+    })
 }
 
 /// Whether an HTTP/2 connection broke, in contrast to one of its streams.

@@ -4,9 +4,9 @@
 //! `Transfer-Encoding` is chunked, or becomes a 502. A response without a body, such as one to HEAD, may have the header too;
 //! nothing follows it before the next request.
 
-use memchr::memchr_iter;
+use memchr::{memchr, memrchr};
 
-use tidegate_listener::{ChunkError, ChunkScanner};
+use tidegate_listener::{ChunkError, ChunkScanner, find_line};
 
 const NAME: &[u8; 18] = b"transfer-encoding:";
 
@@ -79,9 +79,9 @@ impl HeadScanner {
     /// The length up to the end of the head, and what follows it.
     fn find_end(&mut self, bytes: &[u8]) -> Option<(usize, ResponseChunks)> {
         let mut start = 0;
-        for lf in memchr_iter(b'\n', bytes) {
-            let line = &bytes[start..lf];
-            start = lf + 1;
+        while let Some(length) = memchr(b'\n', &bytes[start..]) {
+            let line = &bytes[start..start + length];
+            start += length + 1;
             let next = if self.length == 0 {
                 self.read_line(&line[..line.len().min(NAME.len())])
             } else {
@@ -91,6 +91,9 @@ impl HeadScanner {
             };
             if let Some(next) = next {
                 return Some((start, next));
+            }
+            if self.kind.is_some() {
+                start = skip_lines(bytes, start);
             }
         }
         self.add(&bytes[start..]);
@@ -127,6 +130,18 @@ impl HeadScanner {
             Some(_) => self.is_chunked |= line.eq_ignore_ascii_case(NAME),
         }
         None
+    }
+}
+
+/// The start of the next line that is empty or may be the one that is looked for, or of the last one. A line starts at `start`.
+fn skip_lines(bytes: &[u8], start: usize) -> usize {
+    let before = start - 1;
+    let is_sought = |first: u8| {
+        (first == b'\r') | (first == b'\n') | (first == NAME[0]) | (first == NAME[0].to_ascii_uppercase())
+    };
+    match find_line(&bytes[before..], is_sought) {
+        Some(line) => before + line,
+        None => memrchr(b'\n', bytes).map_or(start, |last| last + 1),
     }
 }
 

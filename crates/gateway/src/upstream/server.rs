@@ -14,6 +14,7 @@ use tidegate_telemetry::UpstreamCounts;
 use super::balance::HashRing;
 use super::client_shares::{ClientId, Evidence, FailureShares, RecentSuccesses, Thresholds};
 use super::connection_slots::ConnectionSlot;
+use super::connection_suspects::ConnectionSuspects;
 use super::ejection::EjectionState;
 use super::head_profile::AcceptedHead;
 use super::resilience::{ResilienceError, ResilienceState};
@@ -125,6 +126,11 @@ impl UpstreamGroup {
         self.servers.get(index).is_some_and(|server| server.successes.has_other(client, at))
     }
 
+    /// Whether requests of any client succeed at the server.
+    pub(crate) fn serves_any(&self, index: usize, at: Timestamp) -> bool {
+        self.servers.get(index).is_some_and(|server| server.successes.has_any(at))
+    }
+
     /// Whether requests of other clients succeed at any server.
     pub(super) fn has_others(&self, client: ClientId, at: Timestamp) -> bool {
         self.servers.iter().any(|server| server.successes.has_other(client, at))
@@ -182,6 +188,7 @@ pub(crate) struct Server {
     shares: FailureShares,
     successes: RecentSuccesses,
     pub(super) accepted_head: AcceptedHead,
+    pub(super) suspects: ConnectionSuspects,
     /// Requests in flight, of all workers.
     in_flight: AtomicUsize,
     /// Open connections, of all workers.
@@ -229,6 +236,7 @@ impl Server {
             shares: FailureShares::default(),
             successes: RecentSuccesses::default(),
             accepted_head: AcceptedHead::default(),
+            suspects: ConnectionSuspects::default(),
             in_flight: AtomicUsize::new(0),
             connections: AtomicUsize::new(0),
         })

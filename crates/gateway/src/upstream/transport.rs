@@ -10,7 +10,9 @@ use http::Response;
 use hyper::client::conn::{http1, http2};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use thiserror::Error;
+use tidegate_store::Clock;
 
+use super::client_shares::ClientId;
 use super::connect::Connector;
 use super::connection_slots::{ConnectionSlot, NoConnectionSlot, PoolPressure};
 use super::forwarded_request::ForwardedRequest;
@@ -51,6 +53,7 @@ pub(crate) struct Transport {
     connector: Connector,
     pub(super) pool: ConnPool,
     openings: Openings,
+    pub(super) clock: Arc<dyn Clock>,
     pub(super) buffers: IoBuffers,
     pub(super) pressure: Arc<PoolPressure>,
     /// Quiet time after which HTTP/2 servers are pinged.
@@ -87,6 +90,9 @@ pub(crate) enum SendError {
     /// The connection broke before the first byte of a response.
     #[error("connection closed before the response")]
     NoResponse,
+    /// The same over a connection that several clients used: any of them may have caused it.
+    #[error("connection of several clients closed before the response")]
+    NoResponseOfSeveral,
     /// A connection broke that other requests used too, and one of them reports it: it says no more about the server.
     #[error("shared connection closed before the response")]
     NoResponseShared,
@@ -106,11 +112,13 @@ impl Transport {
         connector: Connector,
         limits: &ResourceLimits,
         pressure: Arc<PoolPressure>,
+        clock: &Arc<dyn Clock>,
     ) -> Rc<Self> {
         Rc::new(Self {
             connector,
             pool: ConnPool::new(),
             openings: Openings::default(),
+            clock: Arc::clone(clock),
             buffers: IoBuffers::new(),
             pressure,
             ping: limits.upstream_ping,
@@ -134,13 +142,14 @@ impl Transport {
         request: &mut ForwardedRequest,
         permits: &ExchangePermits,
     ) -> Result<(Response<UpstreamBody>, PooledConn), SendError> {
-        let need = ConnNeed::new(server, request);
         let timeouts = &upstream.resilience.timeouts;
         let settings = ConnSettings {
             keep: KeepSettings { idle: timeouts.idle, slots: upstream.resilience.connections.clone() },
             request_timeout: timeouts.request,
         };
         loop {
+            // A connection that has broken may change it.
+            let need = ConnNeed::new(upstream, server, request);
             let in_flight = server.begin();
             let (conn, is_new) = if let Some(conn) = self.pool.take(server, need, &*upstream.clock) {
                 (conn, false)
@@ -152,9 +161,8 @@ impl Transport {
             };
             // Not needed with a connection.
             slot = None;
-            let upload = request.upload().clone();
             let mut conn =
-                PooledConn::new(self, (conn, settings.clone()), in_flight, permits.clone(), upload);
+                PooledConn::new(self, (conn, settings.clone()), in_flight, permits.clone(), request);
             let is_refused = match conn.exchange(request).await {
                 Ok(response) => return Ok((response, conn)),
                 Err(AttemptError::Failed(error)) => return Err(error),
@@ -213,13 +221,13 @@ impl Transport {
         };
         let mut guard = None;
         if is_shared {
-            if self.openings.join(server).await {
+            if self.openings.join(server, need.owner).await {
                 return Err(SendError::Connect(io::ErrorKind::TimedOut.into()));
             }
             if let Some(conn) = self.pool.take(server, need, &*upstream.clock) {
                 return Ok(conn);
             }
-            guard = Some(self.openings.begin(server));
+            guard = Some(self.openings.begin(server, need.owner));
         }
         let opened = self.open(upstream, (server, reserved), settings, need).await;
         if let (Err(SendError::Connect(error)), Some(guard)) = (&opened, &guard)
@@ -244,24 +252,29 @@ impl Transport {
             None => self.acquire_slot(upstream, need).await.map_err(|NoConnectionSlot| SendError::NoSlot)?,
         };
         let timeout = upstream.resilience.timeouts.connect;
-        let (stream, is_http2) = self.connector.connect(server, timeout).await.map_err(SendError::Connect)?;
+        let (stream, is_http2) = self.connector.connect(server, timeout).await.map_err(|error| {
+            server.suspects.clear();
+            SendError::Connect(error)
+        })?;
         let count = server.count_connection(slot);
         let opened = match stream {
             UpstreamStream::Plain(stream) if need.is_plain && !is_http2 => {
                 Ok(Conn::Plain(PlainConn::new(stream, count)))
             }
-            stream if is_http2 => self.open_http2(HyperIo::new(stream, count, true)).await.map(|http2| {
-                if !need.is_alone {
-                    self.pool.add_http2(server, &http2, settings);
-                }
-                Conn::Http2(http2)
-            }),
+            stream if is_http2 => {
+                self.open_http2(HyperIo::new(stream, count, true), need.owner).await.map(|http2| {
+                    if !need.is_alone {
+                        self.pool.add_http2(server, &http2, settings);
+                    }
+                    Conn::Http2(http2)
+                })
+            }
             stream => self.open_http1(HyperIo::new(stream, count, false)).await.map(Conn::Http1),
         };
         opened.map_err(|error| SendError::Connect(io::Error::other(error)))
     }
 
-    async fn open_http2(&self, io: HyperIo) -> hyper::Result<Http2Conn> {
+    async fn open_http2(&self, io: HyperIo, owner: Option<ClientId>) -> hyper::Result<Http2Conn> {
         let (sender, connection) = http2::Builder::new(LocalExecutor)
             .timer(TokioTimer::new())
             .initial_stream_window_size(STREAM_WINDOW)
@@ -274,7 +287,7 @@ impl Transport {
             .keep_alive_while_idle(true)
             .handshake(TokioIo::new(io))
             .await?;
-        Ok(Http2Conn::new(sender, connection))
+        Ok(Http2Conn::new(sender, connection, owner))
     }
 
     /// Opens an HTTP/1.1 connection with hyper. It runs in its own task although each request wakes that twice: parsing,

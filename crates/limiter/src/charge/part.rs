@@ -4,7 +4,7 @@ use std::fmt;
 
 use http::HeaderMap;
 use smallvec::{SmallVec, smallvec};
-use tidegate_core::{AlgorithmKind, Cost, CounterKey, Limit, Refund, RuleId, TimeSpan, Timestamp};
+use tidegate_core::{AlgorithmKind, Cost, CounterKey, Limit, OwnedKey, Refund, TimeSpan, Timestamp};
 use tidegate_policy::{ChargedCheck, Settlement};
 
 use super::ChargeUse;
@@ -25,25 +25,6 @@ pub(crate) struct ChargedPart {
 pub(crate) enum ChargedCounter {
     /// In the store.
     Store { key: OwnedKey, limit: Limit },
-}
-
-/// A counter key that owns its client.
-#[derive(Clone)]
-pub(crate) struct OwnedKey {
-    rule: RuleId,
-    client: Box<[u8]>,
-}
-
-impl OwnedKey {
-    fn as_key(&self) -> CounterKey<'_> {
-        CounterKey::new(self.rule, &self.client)
-    }
-}
-
-impl From<CounterKey<'_>> for OwnedKey {
-    fn from(key: CounterKey<'_>) -> Self {
-        Self { rule: key.rule, client: key.client.into() }
-    }
 }
 
 impl ChargedCounter {

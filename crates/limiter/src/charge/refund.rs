@@ -54,41 +54,64 @@ impl<S: Store> SharedStore<S> {
 
     /// Refunds all charges of a request, or none of them if one of its leaky buckets would give nothing back: otherwise a
     /// client could fill a bucket that others share, and have its own charge back.
+    ///
+    /// Like [`Self::refund_charge`], this is a best effort: another request can arrive before the refund.
     pub(super) async fn refund_request(
         &self,
         refunds: &[Refund<'_>],
         now: Timestamp,
     ) -> Result<(), StoreError> {
-        if self.can_refund_all(refunds, now).await? {
+        let latest = latest_departures(refunds);
+        if latest.is_empty() || are_last(&latest, &self.store.peek(&peeks(&latest), now).await?) {
             self.store.refund(refunds, now).await?;
         }
         Ok(())
     }
 
-    /// Whether the request is the last to depart from each of its leaky buckets. Of several charges of one bucket the first
-    /// in the list is the latest. Like [`Self::refund_charge`], this is a best effort: another request can arrive before the
-    /// refund. A bucket with another limit than that of the charge may look as if one had.
-    async fn can_refund_all(&self, refunds: &[Refund<'_>], now: Timestamp) -> Result<bool, StoreError> {
-        if refunds.len() < 2 {
-            return Ok(true);
-        }
-        let mut latest = SmallVec::<[&Refund<'_>; 4]>::new();
-        for refund in refunds.iter().filter(|refund| refund.limit.algorithm() == Algorithm::LeakyBucket) {
-            if latest.iter().all(|other| other.key != refund.key) {
-                latest.push(refund);
+    /// Refunds like [`refund_request`](Self::refund_request), if the store need not be awaited.
+    pub(super) fn try_refund_request(
+        &self,
+        refunds: &[Refund<'_>],
+        now: Timestamp,
+    ) -> Option<Result<(), StoreError>> {
+        let latest = latest_departures(refunds);
+        if !latest.is_empty() {
+            match self.store.try_peek(&peeks(&latest), now)? {
+                Ok(decision) if are_last(&latest, &decision) => {}
+                peeked => return Some(peeked.map(drop)),
             }
         }
-        if latest.is_empty() {
-            return Ok(true);
-        }
-        let peeks = latest.iter().map(|Refund { key, limit, .. }| Check::new(*key, limit).cost(Cost::ZERO));
-        let peeks: SmallVec<[_; 4]> = peeks.collect();
-        let decision = self.store.peek(&peeks, now).await?;
-        let mut buckets = latest.iter().zip(&decision.outcomes);
-        Ok(buckets.all(|(refund, outcome)| {
-            drained_by(refund).is_some_and(|drained| decision.at + outcome.reset_after <= drained)
-        }))
+        self.store.try_refund(refunds, now)
     }
+}
+
+type LatestDepartures<'r, 'a> = SmallVec<[&'r Refund<'a>; 4]>;
+
+/// The latest charge of each leaky bucket, if there are several charges; of several charges of one bucket it is the first.
+fn latest_departures<'r, 'a>(refunds: &'r [Refund<'a>]) -> LatestDepartures<'r, 'a> {
+    let mut latest = LatestDepartures::new();
+    if refunds.len() < 2 {
+        return latest;
+    }
+    for refund in refunds.iter().filter(|refund| refund.limit.algorithm() == Algorithm::LeakyBucket) {
+        if latest.iter().all(|other| other.key != refund.key) {
+            latest.push(refund);
+        }
+    }
+    latest
+}
+
+fn peeks<'a>(latest: &[&Refund<'a>]) -> SmallVec<[Check<'a>; 4]> {
+    latest.iter().map(|Refund { key, limit, .. }| Check::new(*key, limit).cost(Cost::ZERO)).collect()
+}
+
+/// Whether each charge is the last to depart from its bucket. A bucket with another limit than that of the charge may look as
+/// if it was not.
+fn are_last(latest: &[&Refund<'_>], decision: &Decision) -> bool {
+    let mut buckets = latest.iter().zip(&decision.outcomes);
+    buckets.all(|(refund, outcome)| {
+        drained_by(refund).is_some_and(|drained| decision.at + outcome.reset_after <= drained)
+    })
 }
 
 /// What the counter of the only check contains.

@@ -35,7 +35,13 @@ fn find_ban(bans: &Bans, peer: &str, headers: &[(&str, &str)]) -> Option<String>
 fn ban_of_an_address_applies_to_all_of_its_forms_and_to_no_neighbour() {
     for banned in ["203.0.113.7", "64:ff9b::203.0.113.7", "2002:cb00:7107::1"] {
         let bans = Bans::new([ban(banned, None)]);
-        for peer in ["203.0.113.7", "::ffff:203.0.113.7", "64:ff9b::203.0.113.7", "2002:cb00:7107:9::1"] {
+        for peer in [
+            "203.0.113.7",
+            "::ffff:203.0.113.7",
+            "64:ff9b::203.0.113.7",
+            "64:ff9b:1::203.0.113.7",
+            "2002:cb00:7107:9::1",
+        ] {
             assert_eq!(find_ban(&bans, peer, &[]).as_deref(), Some("ip:203.0.113.7"), "{banned} {peer}");
         }
         for neighbour in ["203.0.113.8", "64:ff9b::203.0.113.8", "2002:cb00:7108::1"] {

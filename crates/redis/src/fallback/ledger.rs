@@ -5,10 +5,9 @@ use std::hash::{BuildHasher, RandomState};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use tidegate_core::{Algorithm, Cost, CounterKey, CounterState, Limit, Refund, Timestamp};
+use tidegate_core::{Algorithm, AsKey, Cost, CounterKey, CounterState, Limit, OwnedKey, Refund, Timestamp};
 
 use super::FallbackCharge;
-use crate::owned_key::OwnedKey;
 
 const SHARDS: usize = 16;
 /// Counters beyond this are not remembered.
@@ -67,15 +66,14 @@ impl FallbackLedger {
             Algorithm::FixedWindow | Algorithm::SlidingCounter => whole,
             Algorithm::TokenBucket | Algorithm::LeakyBucket | Algorithm::SlidingLog => part,
         };
-        let key = OwnedKey::of(key);
-        let mut shard = self.lock(&key);
+        let mut shard = self.lock(key);
         let is_full =
             shard.counters.len() >= MAX_COUNTERS / SHARDS || shard.heap_bytes >= MAX_HEAP_BYTES / SHARDS;
-        if is_full && !shard.counters.contains_key(&key) {
+        if is_full && !shard.counters.contains_key(&key as &dyn AsKey) {
             self.unrecorded.fetch_add(cost.get(), Ordering::Relaxed);
             return;
         }
-        let counter = shard.counters.entry(key).or_insert_with(|| FallbackCounter {
+        let counter = shard.counters.entry(key.into()).or_insert_with(|| FallbackCounter {
             whole: *whole,
             basis: *basis,
             state: CounterState::default(),
@@ -92,18 +90,17 @@ impl FallbackLedger {
     /// Whether the units of a refund were admitted here. The caller may not know when: a time after the last charge means
     /// any units that still count.
     pub(super) fn has_charged(&self, refund: &Refund<'_>, now: Timestamp) -> bool {
-        let key = OwnedKey::of(refund.key);
-        let shard = self.lock(&key);
-        let counter = shard.counters.get(&key).filter(|counter| counter.whole == *refund.limit);
+        let shard = self.lock(refund.key);
+        let counter =
+            shard.counters.get(&refund.key as &dyn AsKey).filter(|counter| counter.whole == *refund.limit);
         counter
             .is_some_and(|counter| refund.charged <= counter.last || counter.units(now) >= refund.cost.get())
     }
 
     /// Forgets a charge that was refunded.
     pub(super) fn refund(&self, refund: &Refund<'_>, now: Timestamp) {
-        let key = OwnedKey::of(refund.key);
-        let LedgerShard { counters, heap_bytes } = &mut *self.lock(&key);
-        if let Some(counter) = counters.get_mut(&key)
+        let LedgerShard { counters, heap_bytes } = &mut *self.lock(refund.key);
+        if let Some(counter) = counters.get_mut(&refund.key as &dyn AsKey)
             && counter.whole == *refund.limit
         {
             let bytes_before = counter.state.heap_bytes();
@@ -114,9 +111,8 @@ impl FallbackLedger {
 
     /// Forgets the counter of `key`.
     pub(super) fn remove(&self, key: CounterKey<'_>) {
-        let key = OwnedKey::of(key);
-        let LedgerShard { counters, heap_bytes } = &mut *self.lock(&key);
-        if let Some(removed) = counters.remove(&key) {
+        let LedgerShard { counters, heap_bytes } = &mut *self.lock(key);
+        if let Some(removed) = counters.remove(&key as &dyn AsKey) {
             *heap_bytes = heap_bytes.saturating_sub(removed.state.heap_bytes());
         }
     }
@@ -157,7 +153,7 @@ impl FallbackLedger {
     /// Puts a counter back that could not be charged. What still counts is asked again when it is taken next.
     pub(super) fn put_back(&self, charge: FallbackCharge) {
         let FallbackCharge { key, counter: mut older, .. } = charge;
-        let mut shard = self.lock(&key);
+        let mut shard = self.lock(key.as_key());
         if let Some(newer) = shard.counters.remove(&key) {
             shard.heap_bytes = shard.heap_bytes.saturating_sub(newer.state.heap_bytes());
             let units = newer.units(newer.last);
@@ -177,7 +173,7 @@ impl FallbackLedger {
         self.unrecorded.load(Ordering::Relaxed)
     }
 
-    fn lock(&self, key: &OwnedKey) -> MutexGuard<'_, LedgerShard> {
+    fn lock(&self, key: CounterKey<'_>) -> MutexGuard<'_, LedgerShard> {
         let index = self.hasher.hash_one(key) % SHARDS as u64;
         let shard = usize::try_from(index).ok().and_then(|index| self.shards.get(index));
         lock(shard.unwrap_or(&self.shards[0]))

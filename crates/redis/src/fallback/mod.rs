@@ -13,12 +13,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use smallvec::SmallVec;
-use tidegate_core::{Check, Cost, CounterKey, Decision, Limit, Ratio, Refund, Role, Timestamp};
+use tidegate_core::{Check, Cost, CounterKey, Decision, Limit, OwnedKey, Ratio, Refund, Role, Timestamp};
 use tidegate_store::{MemoryStore, Override, Store, StoreError};
 
 use crate::link::Link;
+use crate::local_overrides::LocalOverrides;
 use crate::nodes::NodeCount;
-use crate::owned_key::{LocalOverrides, OwnedKey};
 use crate::share_table::{NodeShare, ShareTable, with_limits};
 use ledger::{FallbackCounter, FallbackLedger};
 
@@ -176,8 +176,6 @@ struct CheckLimits {
 }
 
 impl Store for FallbackStore {
-    const IS_IMMEDIATE: bool = true;
-
     async fn decide(&self, checks: &[Check<'_>], now: Timestamp) -> Result<Decision, StoreError> {
         let now = self.server_time(now);
         let limits = self.limits(checks, now);

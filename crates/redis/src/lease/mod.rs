@@ -214,12 +214,6 @@ impl LeaseStore {
         self.node.start_refund(refunds, now)
     }
 
-    /// Decides a single check without Redis, if that is possible.
-    #[inline]
-    pub(crate) fn decide_locally(&self, check: &Check<'_>, now: Timestamp) -> Option<Decision> {
-        self.node.decide_one(check, now)
-    }
-
     /// Sends a request that changes a counter for all nodes.
     async fn change(&self, request: LeaseRequest, now: Timestamp) -> Result<(), StoreError> {
         let replies = self.node.call(vec![request], now).await?;
@@ -249,14 +243,18 @@ impl LeaseStore {
 }
 
 impl Store for LeaseStore {
-    #[inline]
     async fn decide(&self, checks: &[Check<'_>], now: Timestamp) -> Result<Decision, StoreError> {
-        if let [check] = checks
-            && let Some(decision) = self.decide_locally(check, now)
-        {
-            return Ok(decision);
+        match self.try_decide(checks, now) {
+            Some(decided) => decided,
+            None => self.node.decide_all(checks, now).await,
         }
-        self.node.decide_all(checks, now).await
+    }
+
+    /// Decides a single check without Redis, if the node has the units.
+    #[inline]
+    fn try_decide(&self, checks: &[Check<'_>], now: Timestamp) -> Option<Result<Decision, StoreError>> {
+        let [check] = checks else { return None };
+        self.node.decide_one(check, now).map(Ok)
     }
 
     async fn decide_batch(

@@ -21,7 +21,7 @@ const SLOT_BYTES: usize = 512;
 const CANDIDATES: usize = 16;
 
 /// Notifies decisions that wait for the same request.
-pub(super) type Waiter = oneshot::Sender<Result<(), ContactFailure>>;
+pub(super) type LeaseWaiter = oneshot::Sender<Result<(), ContactFailure>>;
 
 /// All counters of the node.
 #[derive(Debug)]
@@ -65,7 +65,7 @@ pub(super) struct LeaseSlot {
     pub(super) block: LeaseBlock,
     /// The name of the counter's leases.
     pub(super) name: KeyName,
-    pub(super) waiters: Vec<Waiter>,
+    pub(super) waiters: Vec<LeaseWaiter>,
 }
 
 /// Finds a slot again.

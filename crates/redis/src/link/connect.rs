@@ -49,8 +49,8 @@ impl Drop for Driver {
     }
 }
 
-trait Transport: AsyncRead + AsyncWrite + Unpin + Send {}
-impl<T: AsyncRead + AsyncWrite + Unpin + Send> Transport for T {}
+trait ServerStream: AsyncRead + AsyncWrite + Unpin + Send {}
+impl<T: AsyncRead + AsyncWrite + Unpin + Send> ServerStream for T {}
 
 impl RedisConnector {
     /// A connector for the servers of `config`.
@@ -146,7 +146,7 @@ impl RedisConnector {
         within(CONNECT_TIMEOUT, address, opening).await
     }
 
-    async fn open(&self, address: &ServerAddress) -> Result<Box<dyn Transport>, ConnectError> {
+    async fn open(&self, address: &ServerAddress) -> Result<Box<dyn ServerStream>, ConnectError> {
         let failed = |source| ConnectError::Network { address: address.clone(), source };
         let stream = TcpStream::connect((address.host.as_str(), address.port)).await.map_err(failed)?;
         stream.set_nodelay(true).map_err(failed)?;

@@ -19,7 +19,7 @@ use super::queue::{PendingCall, TICKS_PER_TIMEOUT};
 use super::routes::{RedisServerHealth, RouteTable, SlotRoute};
 use super::server::ServerState;
 use super::topology::{Topology, discover};
-use super::{PROBE_INTERVAL, SharedState, stats};
+use super::{LinkState, PROBE_INTERVAL, stats};
 use crate::config::RedisConfig;
 use crate::endpoint::{Deployment, ServerAddress};
 use crate::key::KeyNames;
@@ -48,7 +48,7 @@ pub(super) enum LinkEvent {
 
 /// The state of the I/O thread.
 pub(super) struct Dispatcher {
-    pub(super) shared: Arc<SharedState>,
+    pub(super) shared: Arc<LinkState>,
     pub(super) names: Arc<KeyNames>,
     connector: Arc<RedisConnector>,
     deployment: Deployment,
@@ -73,7 +73,7 @@ impl Dispatcher {
         config: &RedisConfig,
         names: Arc<KeyNames>,
         connector: Arc<RedisConnector>,
-        shared: Arc<SharedState>,
+        shared: Arc<LinkState>,
         available: watch::Sender<bool>,
     ) -> Self {
         let (events, received) = mpsc::unbounded_channel();

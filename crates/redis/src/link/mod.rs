@@ -60,7 +60,7 @@ pub(crate) struct Link {
     names: Arc<KeyNames>,
     clock: Arc<dyn Clock>,
     server_time: Arc<ServerTime>,
-    shared: Arc<SharedState>,
+    shared: Arc<LinkState>,
     /// `None` if the thread could not be started: then every call fails.
     runtime: Option<LinkRuntime>,
 }
@@ -77,7 +77,7 @@ struct LinkRuntime {
 
 /// What callers and the I/O thread share.
 #[derive(Debug)]
-struct SharedState {
+struct LinkState {
     queue: CallQueue,
     routes: ArcSwap<RouteTable>,
     stats: LinkStats,
@@ -95,7 +95,7 @@ impl Link {
     /// Starts the thread. Redis need not be there yet.
     pub(crate) fn new(config: RedisConfig, clock: Arc<dyn Clock>) -> Self {
         let names = Arc::new(KeyNames::new(&config.prefix, &config.secret));
-        let shared = Arc::new(SharedState {
+        let shared = Arc::new(LinkState {
             queue: CallQueue::default(),
             routes: ArcSwap::from_pointee(RouteTable::Unknown),
             stats: LinkStats::default(),
@@ -195,7 +195,7 @@ impl Link {
     }
 
     fn enqueue(&self, body: CallBody, slot: u16) -> Result<PendingReply, StoreError> {
-        let SharedState { queue, routes, stats, timer, .. } = &*self.shared;
+        let LinkState { queue, routes, stats, timer, .. } = &*self.shared;
         let error = match routes.load().route(slot) {
             SlotRoute::Server(server) if !server.is_available() => {
                 Some(LinkError::BreakerOpen { address: server.address.clone() })
@@ -264,7 +264,7 @@ impl Link {
     }
 }
 
-impl SharedState {
+impl LinkState {
     fn now(&self) -> Timestamp {
         self.timer.now()
     }

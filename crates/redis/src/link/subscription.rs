@@ -8,7 +8,7 @@ use tokio::sync::mpsc;
 use tokio::time::{MissedTickBehavior, interval};
 
 use super::connect::RedisConnector;
-use super::{PROBE_INTERVAL, SharedState};
+use super::{LinkState, PROBE_INTERVAL};
 
 /// A subscription that is silent is tested this often, and lost if there is no reply for as long again.
 const PING_INTERVAL: Duration = Duration::from_secs(1);
@@ -29,7 +29,7 @@ struct ReceiverGone;
 
 /// Subscribes until the receiver is dropped.
 pub(super) async fn run(
-    shared: Arc<SharedState>,
+    shared: Arc<LinkState>,
     connector: Arc<RedisConnector>,
     channel: String,
     events: mpsc::Sender<ChannelEvent>,
@@ -45,7 +45,7 @@ pub(super) async fn run(
 /// Forwards messages until the connection is lost or no call is routed to the server any more: an old primary that is cut off
 /// still responds, but gets no messages. Any primary will do: in a cluster, messages reach all nodes.
 async fn forward(
-    shared: &SharedState,
+    shared: &LinkState,
     connector: &RedisConnector,
     channel: &str,
     events: &mpsc::Sender<ChannelEvent>,

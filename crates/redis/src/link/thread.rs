@@ -12,7 +12,7 @@ use super::connect::RedisConnector;
 use super::dispatcher::Dispatcher;
 use super::error::ConnectError;
 use super::routes::RouteTable;
-use super::{LinkRuntime, SharedState, stats};
+use super::{LinkRuntime, LinkState, stats};
 use crate::config::RedisConfig;
 use crate::key::KeyNames;
 
@@ -32,7 +32,7 @@ pub(super) enum ThreadStartError {
 pub(super) fn start(
     config: &RedisConfig,
     names: &Arc<KeyNames>,
-    shared: &Arc<SharedState>,
+    shared: &Arc<LinkState>,
 ) -> Result<LinkRuntime, ThreadStartError> {
     let connector = Arc::new(RedisConnector::new(config)?);
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
@@ -58,7 +58,7 @@ pub(super) fn start(
 }
 
 /// However the thread ends, calls fail from then on.
-struct ThreadEnd(Arc<SharedState>);
+struct ThreadEnd(Arc<LinkState>);
 
 impl Drop for ThreadEnd {
     fn drop(&mut self) {
@@ -68,7 +68,7 @@ impl Drop for ThreadEnd {
 }
 
 /// Calls expire on the I/O thread. If it makes no progress, this thread ends the waits of all callers.
-fn watch(shared: &Weak<SharedState>) {
+fn watch(shared: &Weak<LinkState>) {
     let mut last = None;
     while let Some(shared) = shared.upgrade() {
         let beats = shared.beats();

@@ -83,7 +83,7 @@ impl SharedRecords {
             };
             link.spawn(broadcaster.run(messages));
             let subscription = link.subscribe(&channel);
-            let exchange = Exchange {
+            let exchange = ExchangeTask {
                 script,
                 link: Arc::downgrade(link),
                 node,
@@ -135,7 +135,7 @@ impl fmt::Debug for SharedRecords {
 }
 
 /// The task that exchanges records.
-struct Exchange {
+struct ExchangeTask {
     script: Arc<SharedScript>,
     /// Weak: the link owns the thread that runs this task.
     link: Weak<Link>,
@@ -146,7 +146,7 @@ struct Exchange {
     events: mpsc::Sender<SharedEvent>,
 }
 
-impl Exchange {
+impl ExchangeTask {
     /// Runs until the handle or the receiver of events is dropped.
     async fn run(self, mut changes: mpsc::Receiver<()>, mut channel: mpsc::Receiver<ChannelEvent>) {
         let mut ticks = tokio::time::interval(INTERVAL);

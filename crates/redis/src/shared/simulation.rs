@@ -23,10 +23,10 @@ const SAVE: &str = "redis.call('SELECT', 1) redis.call('FLUSHDB') redis.call('SE
 const RESTORE: &str = "redis.call('FLUSHDB') redis.call('SELECT', 1) \
     for _, key in ipairs(redis.call('KEYS', '*')) do redis.call('COPY', key, key, 'DB', 0) end";
 
-fn node(link: &Arc<Link>) -> (Exchange, mpsc::Receiver<SharedEvent>) {
+fn node(link: &Arc<Link>) -> (ExchangeTask, mpsc::Receiver<SharedEvent>) {
     let (events, received) = mpsc::channel(10_000);
     let node = NodeId::random();
-    let exchange = Exchange {
+    let exchange = ExchangeTask {
         script: Arc::new(SharedScript::new(link, node)),
         link: Arc::downgrade(link),
         node,
@@ -52,7 +52,7 @@ fn apply(state: &mut HashMap<Vec<u8>, SharedRecord>, events: &mut mpsc::Receiver
 }
 
 /// Redis runs an exchange of the node, which gets no reply.
-async fn lose_replies(exchange: &Exchange, link: &Link) {
+async fn lose_replies(exchange: &ExchangeTask, link: &Link) {
     let (known, batch) = {
         let copy = lock(&exchange.copy);
         (copy.cursor(), copy.next_batch(PAGE).unwrap_or_default())

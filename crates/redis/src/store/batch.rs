@@ -2,14 +2,12 @@
 
 use std::sync::Arc;
 
-use tidegate_core::{Check, Coordination, Cost, Decision, Limit, Refund, Timestamp};
-use tidegate_store::{Store, StoreError};
+use tidegate_core::{Check, Coordination, Cost, Decision, Limit, OwnedKey, Refund, Timestamp};
+use tidegate_store::StoreError;
 use tokio::sync::oneshot;
 
 use super::StoreState;
 use super::failure::is_outage;
-use super::groups::Decider;
-use crate::owned_key::OwnedKey;
 
 /// A refund that owns its key and its limit.
 struct OwnedRefund {
@@ -22,7 +20,7 @@ struct OwnedRefund {
 impl OwnedRefund {
     fn of(refund: &Refund<'_>) -> Self {
         let Refund { key, limit, cost, charged } = *refund;
-        Self { key: OwnedKey::of(key), limit: *limit, cost, charged }
+        Self { key: key.into(), limit: *limit, cost, charged }
     }
 
     fn as_refund(&self) -> Refund<'_> {
@@ -43,7 +41,7 @@ impl StoreState {
         match first.filter(|_| coordinations.all(|other| other == first)) {
             Some(Coordination::Central) => self.decide_central_batch(batch, now, decisions).await,
             Some(coordination) => {
-                match self.decide_batch_by(coordination.into(), batch, now, decisions).await {
+                match self.store_of(coordination.into()).decide_batch(batch, now, decisions).await {
                     Err(error) if is_outage(&error) => self.decide_each(batch, now, decisions).await,
                     result => result,
                 }
@@ -139,21 +137,5 @@ impl StoreState {
             let _ = sender.send(());
         });
         ended
-    }
-
-    pub(super) async fn decide_batch_by(
-        &self,
-        decider: Decider,
-        batch: &[&[Check<'_>]],
-        now: Timestamp,
-        decisions: &mut Vec<Decision>,
-    ) -> Result<(), StoreError> {
-        match decider {
-            Decider::Static => self.static_share.decide_batch(batch, now, decisions).await,
-            Decider::Sync => self.sync.decide_batch(batch, now, decisions).await,
-            Decider::Lease => self.lease.decide_batch(batch, now, decisions).await,
-            Decider::Central => self.central.decide_batch(batch, now, decisions).await,
-            Decider::Fallback | Decider::Nothing => self.fallback.decide_batch(batch, now, decisions).await,
-        }
     }
 }

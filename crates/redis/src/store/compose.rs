@@ -6,12 +6,12 @@
 
 use futures_util::FutureExt;
 use smallvec::{SmallVec, smallvec};
-use tidegate_core::{Check, Decision, Outcomes, Refund, Timestamp};
-use tidegate_store::{Store, StoreError};
+use tidegate_core::{Check, Decision, Refund, Timestamp};
+use tidegate_store::StoreError;
 use tokio::sync::oneshot;
 
 use super::StoreState;
-use super::groups::{Decider, Group, Groups, assemble, group, unlimited};
+use super::groups::{Decider, Group, Groups, assemble, group};
 use crate::central::{SlotDecision, SlotFailure};
 
 /// A decision over several groups.
@@ -117,7 +117,7 @@ impl StoreState {
     /// Decides one group. If some hash slots fail, their checks are a group of their own.
     async fn decide_group<'a>(&self, group: Group<'a>, now: Timestamp) -> GroupResults<'a> {
         if group.decider != Decider::Central || !self.central.needs_attempts(&group.checks) {
-            let result = self.decide_by(group.decider, &group.checks, now).await;
+            let result = self.store_of(group.decider).decide(&group.checks, now).await;
             return smallvec![(group, result)];
         }
         let SlotDecision { positions, decision, failure } =
@@ -142,7 +142,7 @@ impl StoreState {
     ) -> Decision {
         let mut parts = Parts::new();
         for group in others {
-            let decision = match self.peek_by(group.decider, &group.checks, now).await {
+            let decision = match self.store_of(group.decider).peek(&group.checks, now).await {
                 Ok(decision) => decision,
                 Err(error) => self.peek_after_failure(&group.checks, &error, now).await,
             };
@@ -170,7 +170,7 @@ impl StoreState {
         if group.decider == Decider::Lease {
             // Most units are those of this node; the decision does not wait for the others.
             drop(self.lease.start_refund(&refunds, now));
-        } else if let Some(Err(error)) = self.refund_by(group.decider, &refunds, now).now_or_never() {
+        } else if let Some(Err(error)) = self.store_of(group.decider).refund(&refunds, now).now_or_never() {
             tracing::debug!("a refund failed, and the units stay charged: {error}");
         }
         self.forget_rejections(&refunds);
@@ -184,38 +184,6 @@ impl StoreState {
         }
     }
 
-    pub(super) async fn decide_by(
-        &self,
-        decider: Decider,
-        checks: &[Check<'_>],
-        now: Timestamp,
-    ) -> Result<Decision, StoreError> {
-        match decider {
-            Decider::Static => self.static_share.decide(checks, now).await,
-            Decider::Sync => self.sync.decide(checks, now).await,
-            Decider::Lease => self.lease.decide(checks, now).await,
-            Decider::Central => self.central.decide(checks, now).await,
-            Decider::Fallback => self.fallback.decide(checks, now).await,
-            Decider::Nothing => Ok(pass(checks, now)),
-        }
-    }
-
-    pub(super) async fn peek_by(
-        &self,
-        decider: Decider,
-        checks: &[Check<'_>],
-        now: Timestamp,
-    ) -> Result<Decision, StoreError> {
-        match decider {
-            Decider::Static => self.static_share.peek(checks, now).await,
-            Decider::Sync => self.sync.peek(checks, now).await,
-            Decider::Lease => self.lease.peek(checks, now).await,
-            Decider::Central => self.central.peek(checks, now).await,
-            Decider::Fallback => self.fallback.peek(checks, now).await,
-            Decider::Nothing => Ok(pass(checks, now)),
-        }
-    }
-
     /// Evaluates every group.
     pub(super) async fn peek_groups(
         &self,
@@ -225,17 +193,11 @@ impl StoreState {
     ) -> Result<Decision, StoreError> {
         let mut done = Parts::new();
         while let Some(group) = waiting.pop() {
-            match self.peek_by(group.decider, &group.checks, now).await {
+            match self.store_of(group.decider).peek(&group.checks, now).await {
                 Ok(decision) => done.push((group, decision)),
                 Err(error) => waiting.extend(self.failure_groups(group, error)?),
             }
         }
         Ok(assemble(checks, done.iter().map(|(group, decision)| (&*group.positions, decision))))
     }
-}
-
-/// The decision over checks that nothing limits and nothing counts, so that there is nothing to refund.
-fn pass(checks: &[Check<'_>], now: Timestamp) -> Decision {
-    let outcomes: Outcomes = checks.iter().map(unlimited).collect();
-    Decision::new(now, checks, outcomes).with_charge_times(checks.iter().map(|_| None))
 }

@@ -223,7 +223,7 @@ impl StoreState {
         let groups = group(checks.iter().copied().enumerate(), |check| self.failure_decider(check, error));
         let mut parts = Vec::with_capacity(groups.len());
         for group in groups {
-            if let Ok(decision) = self.peek_by(group.decider, &group.checks, now).await {
+            if let Ok(decision) = self.store_of(group.decider).peek(&group.checks, now).await {
                 parts.push((group.positions, decision));
             }
         }
@@ -295,7 +295,7 @@ impl StoreState {
         let calls = charges.iter().map(|charge| async move {
             let check = charge.check();
             let decider = self.settings.coordination(check.key.rule, check.limit).into();
-            self.decide_by(decider, &[check], now).await.map_err(|error| (decider, error))
+            self.store_of(decider).decide(&[check], now).await.map_err(|error| (decider, error))
         });
         let results = join_all(calls).await;
         let mut is_complete = true;

@@ -1,10 +1,11 @@
 //! The store that a node uses: each rule with its own coordination, its failure mode, and cached rejections.
 //!
-//! `compose` decides over several coordinations, `failure` decides while Redis fails, `batch` decides many requests,
+//! `boxed_store` gives the stores of all coordinations one interface, `compose` decides over several of them, `failure` decides while Redis fails, `batch` decides many requests,
 //! `background` has the tasks that run beside decisions, `client_hash` bounds the size of clients.
 
 mod background;
 mod batch;
+mod boxed_store;
 mod client_hash;
 mod compose;
 mod failure;
@@ -21,9 +22,7 @@ use tidegate_core::{
     Check, Coordination, CounterKey, Decision, Limit, Refund, Role, StoreFailureMode, TimeSpan, Timestamp,
     Verdict,
 };
-use tidegate_store::{
-    Clock, Override, PermitGrant, PromptDecision, RetainedLimits, RuleSettings, Store, StoreError,
-};
+use tidegate_store::{Clock, Override, PermitGrant, RetainedLimits, RuleSettings, Store, StoreError};
 
 use crate::central::CentralStore;
 use crate::config::{RedisConfig, TimeSource};
@@ -45,7 +44,6 @@ use crate::support::shows_override;
 use crate::sync::SyncStore;
 use client_hash::{ClientHashes, is_long};
 use failure::{FallbackState, is_outage};
-use groups::Decider;
 use overrides::OverrideTurn;
 use settings::SettingsTable;
 
@@ -224,26 +222,42 @@ impl StoreState {
         self.rejections.insert(checks, decision, source);
     }
 
-    async fn decide(&self, checks: &[Check<'_>], now: Timestamp) -> Result<Decision, StoreError> {
-        if checks.is_empty() {
-            return Ok(Decision::of_none(now));
+    /// Decides with what this node knows: its own counters, or a rejection by Redis.
+    fn try_decide(&self, checks: &[Check<'_>], now: Timestamp) -> Option<Result<Decision, StoreError>> {
+        self.try_decide_under(self.settings.coordination_of(checks), checks, now)
+    }
+
+    fn try_decide_under(
+        &self,
+        coordination: Option<Coordination>,
+        checks: &[Check<'_>],
+        now: Timestamp,
+    ) -> Option<Result<Decision, StoreError>> {
+        match coordination {
+            _ if checks.is_empty() => Some(Ok(Decision::of_none(now))),
+            Some(Coordination::Central) | None => self.cached(checks).map(Ok),
+            // None of these needs Redis for it, so an error is not an outage.
+            Some(local) => self.store_of(local.into()).try_decide(checks, now),
         }
+    }
+
+    async fn decide(&self, checks: &[Check<'_>], now: Timestamp) -> Result<Decision, StoreError> {
         let coordination = self.settings.coordination_of(checks);
+        if let Some(decided) = self.try_decide_under(coordination, checks, now) {
+            return decided;
+        }
         let asks_redis = match coordination {
             Some(coordination) => coordination == Coordination::Central,
             None => checks.iter().any(|check| {
                 self.settings.coordination(check.key.rule, check.limit) == Coordination::Central
             }),
         };
-        if asks_redis && let Some(decision) = self.cached(checks) {
-            return Ok(decision);
-        }
         let asked = self.asked_at();
         // If hash slots fail one by one, so do the parts of a decision.
         let is_whole =
             |one: &Coordination| *one != Coordination::Central || !self.central.needs_attempts(checks);
         let decision = if let Some(coordination) = coordination.filter(is_whole) {
-            match self.decide_by(coordination.into(), checks, now).await {
+            match self.store_of(coordination.into()).decide(checks, now).await {
                 Err(error) if is_outage(&error) => {
                     return Box::pin(self.decide_failed(checks, error, now)).await;
                 }
@@ -261,22 +275,6 @@ impl StoreState {
             self.remember(checks, &decision, asked);
         }
         Ok(decision)
-    }
-
-    fn decide_at_once(&self, check: &Check<'_>, now: Timestamp) -> PromptDecision {
-        match self.settings.coordination(check.key.rule, check.limit) {
-            Coordination::Static => self.static_share.decide_at_once(check, now),
-            Coordination::Sync => self.sync.decide_at_once(check, now),
-            Coordination::Lease => self.lease.decide_at_once(check, now),
-            Coordination::Central => {
-                match self.cached(std::slice::from_ref(check)).map(|known| known.outcomes) {
-                    Some(outcomes) => outcomes
-                        .first()
-                        .map_or(PromptDecision::Undecided, |outcome| PromptDecision::Otherwise(*outcome)),
-                    None => PromptDecision::Undecided,
-                }
-            }
-        }
     }
 
     async fn acquire_permit(
@@ -312,7 +310,7 @@ impl StoreState {
             // Leased units may be refunded here or in Redis, so that one refund may fail and another not.
             let together = if coordination == Coordination::Lease { 1 } else { group.len() };
             for part in group.chunks(together) {
-                let refunded = match self.refund_by(coordination.into(), part, now).await {
+                let refunded = match self.store_of(coordination.into()).refund(part, now).await {
                     Ok(()) => {
                         self.announce_refunds(coordination, part);
                         Ok(())
@@ -324,22 +322,6 @@ impl StoreState {
             }
         }
         result
-    }
-
-    async fn refund_by(
-        &self,
-        decider: Decider,
-        refunds: &[Refund<'_>],
-        now: Timestamp,
-    ) -> Result<(), StoreError> {
-        match decider {
-            Decider::Static => self.static_share.refund(refunds, now).await,
-            Decider::Sync => self.sync.refund(refunds, now).await,
-            Decider::Lease => self.lease.refund(refunds, now).await,
-            Decider::Central => self.central.refund(refunds, now).await,
-            Decider::Fallback => self.fallback.refund(refunds, now).await,
-            Decider::Nothing => Ok(()),
-        }
     }
 
     /// Only central counters may have been rejected by other nodes for the refunded units.
@@ -363,14 +345,6 @@ impl StoreState {
 
 impl Store for RedisStore {
     async fn decide(&self, checks: &[Check<'_>], now: Timestamp) -> Result<Decision, StoreError> {
-        // Most decisions under a lease need nothing else.
-        if let [check] = checks
-            && !is_long(check.key)
-            && self.state.settings.coordination(check.key.rule, check.limit) == Coordination::Lease
-            && let Some(decision) = self.state.lease.decide_locally(check, now)
-        {
-            return Ok(decision);
-        }
         if checks.iter().any(|check| is_long(check.key)) {
             let hashes = self.state.hash_clients(checks);
             return Box::pin(self.state.decide(&hashes.checks(checks), now)).await;
@@ -378,12 +352,12 @@ impl Store for RedisStore {
         self.state.decide(checks, now).await
     }
 
-    fn decide_at_once(&self, check: &Check<'_>, now: Timestamp) -> PromptDecision {
-        if is_long(check.key) {
-            let hashes = self.state.hash_clients(std::slice::from_ref(check));
-            return self.state.decide_at_once(&Check { key: hashes.key(0, check.key), ..*check }, now);
+    fn try_decide(&self, checks: &[Check<'_>], now: Timestamp) -> Option<Result<Decision, StoreError>> {
+        if checks.iter().any(|check| is_long(check.key)) {
+            let hashes = self.state.hash_clients(checks);
+            return self.state.try_decide(&hashes.checks(checks), now);
         }
-        self.state.decide_at_once(check, now)
+        self.state.try_decide(checks, now)
     }
 
     async fn decide_batch(
@@ -425,20 +399,15 @@ impl Store for RedisStore {
         let key = hashes.key(0, key);
         state.fallback.reset(key).await?;
         let coordination = state.settings.of(key.rule).coordination;
-        let local = match coordination {
-            Coordination::Static => state.static_share.reset(key).await,
-            Coordination::Sync => state.sync.reset(key).await,
-            Coordination::Lease => state.lease.reset(key).await,
-            Coordination::Central => Ok(()),
-        };
+        let reset = state.store_of(coordination.into()).reset(key).await;
         // Limits that a lease or an exchange of counts does not support are counted in Redis.
         let central = match coordination {
-            Coordination::Static => Ok(()),
-            _ => state.central.reset(key).await,
+            Coordination::Lease | Coordination::Sync => state.central.reset(key).await,
+            Coordination::Central | Coordination::Static => Ok(()),
         };
         // After an error too: one of the two may have been reset.
         state.announce(CounterChange::Reset, key);
-        local.and(central)
+        reset.and(central)
     }
 
     async fn override_limit(

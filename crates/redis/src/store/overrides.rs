@@ -72,18 +72,11 @@ impl StoreState {
         shared: Option<Override>,
         now: Timestamp,
     ) -> Result<(), StoreError> {
-        match coordination {
-            Coordination::Static => {
-                let at_node = |found: Override| Override {
-                    until: self.link.server_time().at_node(found.until),
-                    ..found
-                };
-                self.static_share.override_limit(key, shared.map(at_node), now).await
-            }
-            Coordination::Sync => self.sync.override_limit(key, shared, now).await,
-            Coordination::Lease => self.lease.override_limit(key, shared, now).await,
-            Coordination::Central => self.central.override_limit(key, shared, now).await,
-        }
+        let at_node =
+            |found: Override| Override { until: self.link.server_time().at_node(found.until), ..found };
+        // The node's own counters have its time.
+        let replacement = if coordination == Coordination::Static { shared.map(at_node) } else { shared };
+        self.store_of(coordination.into()).override_limit(key, replacement, now).await
     }
 
     /// An override with its end in the server's time, by which all nodes end it.

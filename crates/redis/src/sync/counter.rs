@@ -1,13 +1,12 @@
 //! A node's copy of one counter.
 
 use tidegate_core::{
-    Cost, CounterDelta, CounterKey, CounterState, Limit, Outcome, Refund, TimeSpan, Timestamp,
+    Cost, CounterDelta, CounterKey, CounterState, Limit, Outcome, OwnedKey, Refund, TimeSpan, Timestamp,
 };
 
 use super::{CounterExchange, ExchangeReply, ExchangedCounter};
 use crate::key::KeyName;
 use crate::nodes::NodeId;
-use crate::owned_key::OwnedKey;
 
 /// The counter as of the last exchange, with all charges of this node.
 #[derive(Debug)]
@@ -60,7 +59,7 @@ impl SyncCounter {
     /// A copy of a counter that no exchange has covered: it starts unused at `now`, which is not before the last reset.
     pub(super) fn new(key: CounterKey<'_>, name: KeyName, limit: &Limit, now: Timestamp) -> Self {
         Self {
-            key: OwnedKey::of(key),
+            key: key.into(),
             name,
             limit: *limit,
             view: CounterState::default(),

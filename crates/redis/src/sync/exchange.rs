@@ -11,7 +11,7 @@ use tidegate_store::StoreError;
 use tokio::sync::Notify;
 
 use super::SyncNode;
-use super::table::CounterPlace;
+use super::table::SyncPlace;
 use crate::key::KeyName;
 use crate::nodes::NodeId;
 use crate::operation::{Operation, OperationReply};
@@ -52,7 +52,7 @@ pub(crate) struct ExchangedCounter {
 
 /// An exchange and the copy it belongs to.
 struct OpenExchange {
-    place: CounterPlace,
+    place: SyncPlace,
     ticket: u64,
     exchange: CounterExchange,
 }

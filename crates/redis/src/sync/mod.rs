@@ -48,9 +48,9 @@ use tokio::sync::{Mutex, Notify};
 
 use crate::config::RedisConfig;
 use crate::link::Link;
+use crate::local_overrides::LocalOverrides;
 use crate::nodes::{NodeCount, NodeId};
 use crate::operation::{Operation, OperationReply};
-use crate::owned_key::LocalOverrides;
 use crate::support::supports;
 use counter::SyncCounter;
 pub(crate) use exchange::{CounterExchange, ExchangeReply, ExchangedCounter};

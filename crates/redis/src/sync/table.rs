@@ -40,7 +40,7 @@ struct HashedCounter {
 
 /// The place of a counter in the table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct CounterPlace {
+pub(super) struct SyncPlace {
     pub(super) shard: usize,
     pub(super) hash: u64,
 }
@@ -57,7 +57,7 @@ impl SyncTable {
 
     /// Locks the counters of `checks`, in an order that avoids deadlocks.
     pub(super) fn lock(&self, checks: &[Check<'_>]) -> LockedTable<'_> {
-        let places: SmallVec<[CounterPlace; 4]> = checks.iter().map(|check| self.place(check.key)).collect();
+        let places: SmallVec<[SyncPlace; 4]> = checks.iter().map(|check| self.place(check.key)).collect();
         let mut shards: SmallVec<[usize; 4]> = places.iter().map(|place| place.shard).collect();
         shards.sort_unstable();
         shards.dedup();
@@ -81,7 +81,7 @@ impl SyncTable {
     /// Calls `change` with the counter at `place` for which `is_it` holds, if there is one.
     pub(super) fn change_where<R>(
         &self,
-        place: CounterPlace,
+        place: SyncPlace,
         is_it: impl Fn(&SyncCounter) -> bool,
         change: impl FnOnce(&mut SyncCounter) -> R,
     ) -> Option<R> {
@@ -91,12 +91,12 @@ impl SyncTable {
     }
 
     /// Removes idle counters, and calls `visit` with all others, one shard at a time.
-    pub(super) fn visit_all(&self, now: Timestamp, mut visit: impl FnMut(CounterPlace, &mut SyncCounter)) {
+    pub(super) fn visit_all(&self, now: Timestamp, mut visit: impl FnMut(SyncPlace, &mut SyncCounter)) {
         for (shard, counters) in self.shards.iter().enumerate() {
             lock(counters).counters.retain(|HashedCounter { hash, counter }| {
                 let is_kept = !counter.is_idle(now);
                 if is_kept {
-                    visit(CounterPlace { shard, hash: *hash }, counter);
+                    visit(SyncPlace { shard, hash: *hash }, counter);
                 }
                 is_kept
             });
@@ -107,17 +107,17 @@ impl SyncTable {
         self.shards.iter().map(|shard| lock(shard).counters.len()).sum()
     }
 
-    pub(super) fn place(&self, key: CounterKey<'_>) -> CounterPlace {
+    pub(super) fn place(&self, key: CounterKey<'_>) -> SyncPlace {
         let hash = self.hasher.hash_one(key);
         let shard = usize::try_from(hash >> 32).unwrap_or_default() % SHARDS;
-        CounterPlace { shard, hash }
+        SyncPlace { shard, hash }
     }
 }
 
 /// The locked counters of a decision's checks, by position.
 pub(super) struct LockedTable<'t> {
     guards: SmallVec<[(usize, MutexGuard<'t, SyncShard>); 4]>,
-    places: SmallVec<[CounterPlace; 4]>,
+    places: SmallVec<[SyncPlace; 4]>,
     max_counters: usize,
 }
 
@@ -131,7 +131,7 @@ impl LockedTable<'_> {
         create: impl FnOnce() -> SyncCounter,
     ) -> Option<&mut SyncCounter> {
         let max_counters = self.max_counters;
-        let CounterPlace { shard, hash } = *self.places.get(position)?;
+        let SyncPlace { shard, hash } = *self.places.get(position)?;
         let shard =
             self.guards.iter_mut().find(|(index, _)| *index == shard).map(|(_, guard)| &mut **guard)?;
         if shard.counters.find(hash, |entry| entry.counter.is(key)).is_none() {
@@ -149,13 +149,13 @@ impl LockedTable<'_> {
 
     /// The counter of the check at `position`, if there is one.
     pub(super) fn get(&self, position: usize, key: CounterKey<'_>) -> Option<&SyncCounter> {
-        let CounterPlace { shard, hash } = *self.places.get(position)?;
+        let SyncPlace { shard, hash } = *self.places.get(position)?;
         let (_, shard) = self.guards.iter().find(|(index, _)| *index == shard)?;
         shard.counters.find(hash, |entry| entry.counter.is(key)).map(|entry| &entry.counter)
     }
 
     fn get_mut(&mut self, position: usize, key: CounterKey<'_>) -> Option<&mut SyncCounter> {
-        let CounterPlace { shard, hash } = *self.places.get(position)?;
+        let SyncPlace { shard, hash } = *self.places.get(position)?;
         let (_, shard) = self.guards.iter_mut().find(|(index, _)| *index == shard)?;
         shard.counters.find_mut(hash, |entry| entry.counter.is(key)).map(|entry| &mut entry.counter)
     }

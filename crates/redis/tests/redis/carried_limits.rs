@@ -107,8 +107,8 @@ async fn unsupported_limit_is_peeked_refunded_and_reset_where_it_is_counted() {
             let cached = async {
                 loop {
                     assert!(!admits(&here, check).await, "{text}");
-                    if let Some(known) = here.decide_at_once(&check, Timestamp::ZERO).outcome() {
-                        return known;
+                    if let Some(known) = here.try_decide(&[check], Timestamp::ZERO) {
+                        return known.unwrap().outcomes[0];
                     }
                 }
             };

@@ -1,6 +1,6 @@
 //! The composed store: modes per rule, fallback, cached rejections, membership.
 
-use std::collections::BTreeMap;
+use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::process::Command;
 use std::sync::Arc;
@@ -8,8 +8,8 @@ use std::time::Duration;
 
 use redis::AsyncCommands;
 use tidegate_core::{
-    Algorithm, Check, Coordination, Cost, CounterKey, CounterState, Decision, Ledger, Limit, Outcome, Ratio,
-    Role, RuleId, Spec, StoreFailureMode, TimeSpan, Timestamp, Verdict, decide,
+    Algorithm, AsKey, Check, Coordination, Cost, CounterKey, CounterState, Decision, Ledger, Limit, Outcome,
+    OwnedKey, Ratio, Role, RuleId, Spec, StoreFailureMode, TimeSpan, Timestamp, Verdict, decide,
 };
 use tidegate_redis::{Endpoint, FallbackDecisions, RedisConfig, RedisStore, TimeSource};
 use tidegate_store::{Override, RuleSettings, Store, StoreError, SystemClock};
@@ -161,9 +161,9 @@ async fn rejected_flood_on_one_key_sends_no_command() {
         let decision = store.decide(&[check(CENTRAL, &limit)], Timestamp::ZERO).await.unwrap();
         let Verdict::NotUntil { retry_after } = decision.verdict else { panic!("{decision:?}") };
         assert!(retry_after <= TimeSpan::from_secs(1_200) && retry_after > TimeSpan::from_secs(1_100));
-        let outcome = store.decide_at_once(&check(CENTRAL, &limit), Timestamp::ZERO).outcome().unwrap();
-        assert_eq!((outcome.limit, outcome.remaining), (3, 0));
         let checks = [check(CENTRAL, &limit)];
+        let tried = store.try_decide(&checks, Timestamp::ZERO).unwrap().unwrap();
+        assert_eq!((tried.outcomes[0].limit, tried.outcomes[0].remaining), (3, 0));
         store.decide_batch(&[&checks, &checks], Timestamp::ZERO, &mut batch).await.unwrap();
     }
     assert_eq!((batch.len(), batch.iter().any(Decision::passes)), (2_000, false));
@@ -220,7 +220,7 @@ async fn client_with_a_long_identifier_has_one_counter_for_all_operations() {
         let [store, _] = &stores;
         let decision = store.decide(&[check], Timestamp::ZERO).await.unwrap();
         assert!(decision.passes(), "{rule:?}");
-        store.decide_at_once(&check, Timestamp::ZERO);
+        let _ = store.try_decide(&[check], Timestamp::ZERO);
         let mut decisions = Vec::new();
         let checks = [check];
         store.decide_batch(&[&checks, &checks], Timestamp::ZERO, &mut decisions).await.unwrap();
@@ -543,7 +543,7 @@ async fn lost_writes_are_detected_after_a_restart_from_an_old_snapshot() {
 
 /// The counters of a decision in one map, as in the core.
 struct Counters<'a> {
-    states: &'a mut BTreeMap<(RuleId, Vec<u8>), CounterState>,
+    states: &'a mut HashMap<OwnedKey, CounterState>,
     checks: &'a [Check<'a>],
     now: Timestamp,
 }
@@ -551,13 +551,13 @@ struct Counters<'a> {
 impl Ledger for Counters<'_> {
     fn evaluate(&self, position: usize, cost: Cost) -> Outcome {
         let Check { key, limit, .. } = self.checks[position];
-        let state = self.states.get(&(key.rule, key.client.to_vec())).cloned().unwrap_or_default();
+        let state = self.states.get(&key as &dyn AsKey).cloned().unwrap_or_default();
         limit.evaluate(&state, self.now, cost)
     }
 
     fn charge(&mut self, position: usize, cost: Cost) {
         let Check { key, limit, .. } = self.checks[position];
-        let state = self.states.entry((key.rule, key.client.to_vec())).or_default();
+        let state = self.states.entry(key.into()).or_default();
         limit.charge(state, self.now, cost);
     }
 }
@@ -573,7 +573,7 @@ async fn mixed_decisions_equal_those_of_the_core() {
         let limit = Limit::new(Algorithm::TokenBucket, Spec::new(requests, TimeSpan::from_secs(20))).unwrap();
         (RuleId::named(name), limit)
     });
-    let mut states = BTreeMap::new();
+    let mut states = HashMap::new();
     let mut now = Timestamp::from_secs(1_700_000_000);
     let (mut passed, mut rejected) = (0, 0);
     for step in 0..1_500 {

@@ -4,7 +4,7 @@ use std::net::IpAddr;
 use std::rc::Rc;
 
 use http::Version;
-use tidegate_core::TimeSpan;
+use tidegate_core::{TimeSpan, Timestamp};
 use tidegate_headers::{BodyStyle, ErrorBody, RateLimitHeaders};
 use tidegate_limiter::{Charge, ChargeUse, Ruling};
 use tidegate_policy::normalize;
@@ -17,7 +17,7 @@ use super::error::HttpError;
 use super::facts::OwnedRequest;
 use super::original::OriginalRequest;
 use super::request::RequestHeaders;
-use super::response::{HttpAnswer, HttpResponse};
+use super::response::{HttpAnswer, HttpResponse, PendingAnswer};
 use crate::worker::ServiceWorker;
 
 /// A delay before a response; the charge is refunded if the client does not wait.
@@ -46,20 +46,34 @@ pub(super) fn is_trusted<S: Store + 'static>(call: &EndpointCall<'_, S>, peer: I
 }
 
 /// Answers a trusted proxy.
-pub(super) async fn authorize<S: Store + 'static>(
-    call: &mut EndpointCall<'_, S>,
+pub(super) fn authorize<'f, S: Store + 'static>(
+    call: &'f mut EndpointCall<'_, S>,
     (headers, proxy): (&RequestHeaders<'_>, IpAddr),
     version: Version,
-) -> Result<HttpAnswer, HttpError> {
+) -> Result<PendingAnswer<'f>, HttpError> {
     let request = original_request(call, (headers, proxy), version)?;
     let (now, worker) = (call.record.start_decision(), call.worker);
+    let (policy, mut scratch) = (Rc::clone(&call.policy), worker.http.scratch());
+    if let Some(ruling) = worker.limiter.try_check(&policy.active, &request.facts(), &mut scratch, now) {
+        return Ok(PendingAnswer::Ready(conclude(call, &ruling)));
+    }
+    Ok(PendingAnswer::Waiting(Box::pin(authorize_later(call, request, now))))
+}
+
+/// Answers after the store has decided.
+async fn authorize_later<S: Store + 'static>(
+    call: &mut EndpointCall<'_, S>,
+    request: OwnedRequest,
+    now: Timestamp,
+) -> Result<HttpAnswer, HttpError> {
+    let worker = call.worker;
     let (policy, mut scratch) = (Rc::clone(&call.policy), worker.http.scratch());
     let ruling = worker.limiter.check(&policy.active, &request.facts(), &mut scratch, now).await;
     Ok(conclude(call, &ruling))
 }
 
 /// The request about which a proxy asks.
-pub(super) fn original_request<S: Store + 'static>(
+fn original_request<S: Store + 'static>(
     call: &mut EndpointCall<'_, S>,
     (headers, proxy): (&RequestHeaders<'_>, IpAddr),
     version: Version,
@@ -82,10 +96,7 @@ pub(super) fn body_style<S>(call: &EndpointCall<'_, S>) -> BodyStyle {
 }
 
 /// The answer that a ruling means.
-pub(super) fn conclude<S: Store + 'static>(
-    call: &mut EndpointCall<'_, S>,
-    ruling: &Ruling<'_>,
-) -> HttpAnswer {
+fn conclude<S: Store + 'static>(call: &mut EndpointCall<'_, S>, ruling: &Ruling<'_>) -> HttpAnswer {
     let (policy, http) = (&call.policy, &call.worker.http);
     let plan = policy.active.matcher.plan();
     let limits = ruling.report().limits();

@@ -5,7 +5,7 @@ use std::borrow::Cow;
 use serde_json::value::RawValue;
 use tidegate_core::{Cost, Timestamp};
 use tidegate_headers::BodyStyle;
-use tidegate_limiter::{RuleCheck, Ruling, UnknownRule};
+use tidegate_limiter::{Limiter, RuleCheck, Ruling, UnknownRule};
 use tidegate_policy::{ActivePolicy, RuleClient, Scratch};
 use tidegate_store::{Clock, Store};
 use tidegate_telemetry::{DecisionSink, Protocol};
@@ -16,7 +16,7 @@ use super::dispatch::{EndpointCall, MAX_BODY, parse};
 use super::error::{HttpError, invalid};
 use super::facts::OwnedRequest;
 use super::message::{CheckMessage, SingleCheckMessage};
-use super::response::HttpResponse;
+use super::response::{HttpAnswer, HttpResponse, PendingAnswer};
 use crate::worker::ServedPolicy;
 
 /// Other requests of the worker are served after this many checks of a batch.
@@ -51,6 +51,24 @@ impl<'b> CheckSubject<'b> {
                 "with `request`, the policy decides about rule, client and cost; remove these fields",
             )),
             SingleCheckMessage { .. } => Err(invalid("missing field `rule` or `request`")),
+        }
+    }
+
+    /// Decides, if the store need not be awaited.
+    fn try_decide<'a, S: Store + 'static>(
+        &self,
+        limiter: &Limiter<S>,
+        policy: &'a ActivePolicy,
+        scratch: &'a mut Scratch,
+        now: Timestamp,
+    ) -> Result<Option<Ruling<'a>>, HttpError> {
+        match self {
+            Self::Rule { rule, client, cost } => {
+                let check = RuleCheck { rule, client, cost: *cost };
+                let ruling = limiter.try_check_rule(policy, check, scratch, now);
+                ruling.map_err(|UnknownRule| HttpError::NoRule { rule: rule.to_string() })
+            }
+            Self::Request(request) => Ok(limiter.try_check(policy, &request.facts(), scratch, now)),
         }
     }
 
@@ -90,21 +108,22 @@ pub(super) fn checked_cost(cost: Option<u64>) -> Result<Cost, HttpError> {
 }
 
 /// `POST /v1/check`.
-pub(super) async fn check<S: Store + 'static>(
-    call: &mut EndpointCall<'_, S>,
-    body: &[u8],
-) -> Result<HttpResponse, HttpError> {
+pub(super) fn check<'f, S: Store + 'static>(
+    call: &'f mut EndpointCall<'_, S>,
+    body: &'f [u8],
+) -> Result<PendingAnswer<'f>, HttpError> {
     let CheckMessage { rule, client, cost, request, checks } = parse(body)?;
     let Some(checks) = checks else {
         if body.len() > MAX_BODY {
             return Err(HttpError::TooLarge { max: MAX_BODY });
         }
-        return check_one(call, SingleCheckMessage { rule, client, cost, request }, true).await;
+        return check_one(call, SingleCheckMessage { rule, client, cost, request });
     };
     if rule.is_some() || client.is_some() || cost.is_some() || request.is_some() {
         return Err(invalid("`checks` excludes other fields; move them into its entries"));
     }
-    check_batch(call, checks.0).await
+    let answering = async move { check_batch(call, checks.0).await.map(HttpAnswer::from) };
+    Ok(PendingAnswer::Waiting(Box::pin(answering)))
 }
 
 /// `POST /v1/peek`.
@@ -112,25 +131,41 @@ pub(super) async fn peek<S: Store + 'static>(
     call: &mut EndpointCall<'_, S>,
     body: &[u8],
 ) -> Result<HttpResponse, HttpError> {
-    check_one(call, parse(body)?, false).await
+    let (policy, worker) = (&call.policy, call.worker);
+    let subject = CheckSubject::new(&policy.active, &**worker.limiter.clock(), parse(body)?)?;
+    let (mut scratch, now) = (worker.http.scratch(), worker.now());
+    let ruling = subject.decide(call, &policy.active, (&mut scratch, now), false).await?;
+    encode(&ruling, policy, DecisionSink::Off)
 }
 
-async fn check_one<S: Store + 'static>(
+fn check_one<'f, S: Store + 'static>(
+    call: &'f mut EndpointCall<'_, S>,
+    message: SingleCheckMessage<'f>,
+) -> Result<PendingAnswer<'f>, HttpError> {
+    let (policy, worker) = (&call.policy, call.worker);
+    let subject = CheckSubject::new(&policy.active, &**worker.limiter.clock(), message)?;
+    let (mut scratch, now) = (worker.http.scratch(), call.record.start_decision());
+    if let Some(ruling) = subject.try_decide(&worker.limiter, &policy.active, &mut scratch, now)? {
+        let sink = DecisionSink::Request(&mut call.record);
+        return encode(&ruling, policy, sink).map(PendingAnswer::from);
+    }
+    Ok(PendingAnswer::Waiting(Box::pin(check_later(call, subject, now))))
+}
+
+/// Answers after the store has decided.
+async fn check_later<S: Store + 'static>(
     call: &mut EndpointCall<'_, S>,
-    message: SingleCheckMessage<'_>,
-    charges: bool,
-) -> Result<HttpResponse, HttpError> {
-    let policy = &call.policy;
-    let subject = CheckSubject::new(&policy.active, &**call.worker.limiter.clock(), message)?;
-    let mut scratch = call.worker.http.scratch();
-    let now = if charges { call.record.start_decision() } else { call.worker.now() };
-    let ruling = subject.decide(call, &policy.active, (&mut scratch, now), charges).await?;
-    let sink = if charges { DecisionSink::Request(&mut call.record) } else { DecisionSink::Off };
-    encode(&ruling, policy, sink)
+    subject: CheckSubject<'_>,
+    now: Timestamp,
+) -> Result<HttpAnswer, HttpError> {
+    let (policy, worker) = (&call.policy, call.worker);
+    let mut scratch = worker.http.scratch();
+    let ruling = subject.decide(call, &policy.active, (&mut scratch, now), true).await?;
+    encode(&ruling, policy, DecisionSink::Request(&mut call.record)).map(HttpAnswer::from)
 }
 
 /// A ruling as a response.
-pub(super) fn encode(
+fn encode(
     ruling: &Ruling<'_>,
     policy: &ServedPolicy,
     mut sink: DecisionSink<'_, '_>,

@@ -9,12 +9,11 @@ use tidegate_headers::BodyStyle;
 use tidegate_store::Store;
 use tidegate_telemetry::{Protocol, RequestRecord, RequestSummary};
 
-use super::at_once;
 use super::authorize::{self, authorize};
 use super::error::HttpError;
 use super::local_host::is_local;
 use super::request::{EndpointBody, EndpointRequest, RequestHeaders};
-use super::response::{HttpAnswer, HttpResponse};
+use super::response::{HttpAnswer, HttpResponse, PendingAnswer};
 use super::{charges, check, original};
 use crate::auth;
 use crate::grpc;
@@ -108,10 +107,9 @@ pub(super) async fn dispatch<S: Store + 'static>(
     call.record.describe(|| summarize(&request, peer));
     let is_authorize = endpoint == ServiceEndpoint::Authorize;
     let style = if is_authorize { authorize::body_style(&call) } else { BodyStyle::Problem };
-    // The first way needs no room for a future, whose size would cost as much as the decision.
-    let answered = match at_once::answer(&mut call, endpoint, (&request, peer), &body) {
-        Some(answered) => answered,
-        None => Box::pin(answer(&mut call, endpoint, (request, peer), body)).await,
+    let answered = match answer(&mut call, endpoint, (&request, peer), body) {
+        Ok(answer) => answer.wait().await,
+        Err(error) => Err(error),
     };
     let answered = match answered {
         Ok(HttpAnswer { response, delay: Some(delay) }) => delay.wait(worker).await.map(|()| response),
@@ -126,24 +124,35 @@ pub(super) async fn dispatch<S: Store + 'static>(
     response
 }
 
-async fn answer<S: Store + 'static>(
+/// Answers a request, without a future if nothing has to be awaited: its room would cost as much as the decision.
+fn answer<'f, S: Store + 'static>(
+    call: &'f mut EndpointCall<'_, S>,
+    endpoint: ServiceEndpoint,
+    (request, peer): (&'f EndpointRequest<'_>, IpAddr),
+    body: EndpointBody<'f>,
+) -> Result<PendingAnswer<'f>, HttpError> {
+    check_head(call, endpoint, (request, peer))?;
+    match (endpoint, body) {
+        (ServiceEndpoint::OpenApi, _) => Ok(HttpResponse::new("application/json", OPENAPI).into()),
+        (ServiceEndpoint::Authorize, _) => authorize(call, (&request.headers, peer), request.version),
+        (ServiceEndpoint::Check, EndpointBody::Whole(body)) if body.len() <= MAX_BODY => {
+            check::check(call, body)
+        }
+        (_, body) => Ok(PendingAnswer::Waiting(Box::pin(answer_message(call, endpoint, peer, body)))),
+    }
+}
+
+/// Answers a request whose body is the message.
+async fn answer_message<S: Store + 'static>(
     call: &mut EndpointCall<'_, S>,
     endpoint: ServiceEndpoint,
-    (request, peer): (EndpointRequest<'_>, IpAddr),
+    peer: IpAddr,
     body: EndpointBody<'_>,
 ) -> Result<HttpAnswer, HttpError> {
-    check_head(call, endpoint, (&request, peer))?;
-    match endpoint {
-        ServiceEndpoint::OpenApi => return Ok(HttpResponse::new("application/json", OPENAPI).into()),
-        ServiceEndpoint::Authorize => {
-            return authorize(call, (&request.headers, peer), request.version).await;
-        }
-        _ => {}
-    }
     let max = if endpoint == ServiceEndpoint::Check { MAX_BATCH_BODY } else { MAX_BODY };
     let body = body.read(max).await?;
     let answered = match endpoint {
-        ServiceEndpoint::Check => check::check(call, &body).await,
+        ServiceEndpoint::Check => return check::check(call, &body)?.wait().await,
         ServiceEndpoint::Peek => check::peek(call, &body).await,
         ServiceEndpoint::Refund => charges::refund(call, &body).await,
         ServiceEndpoint::Reset => charges::reset(call, &body).await,
@@ -154,7 +163,7 @@ async fn answer<S: Store + 'static>(
             let status = StatusCode::from_u16(status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
             Ok(HttpResponse { status, ..HttpResponse::json(json.into_bytes()) })
         }
-        // Answered above.
+        // They have no message.
         ServiceEndpoint::Authorize | ServiceEndpoint::OpenApi | ServiceEndpoint::Health => {
             Err(HttpError::NO_ENDPOINT)
         }
@@ -163,7 +172,7 @@ async fn answer<S: Store + 'static>(
 }
 
 /// Checks everything that does not depend on the body.
-pub(super) fn check_head<S: Store + 'static>(
+fn check_head<S: Store + 'static>(
     call: &EndpointCall<'_, S>,
     endpoint: ServiceEndpoint,
     (request, peer): (&EndpointRequest<'_>, IpAddr),

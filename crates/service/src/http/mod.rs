@@ -13,11 +13,8 @@
 //!
 //! `request` and `response` are the same for both ways to serve.
 //!
-//! `at_once` is a shorter way from 2 to 5 for the frequent requests, if the store is in this process.
-//!
 //! There is no router: the paths are fixed, and one `match` finds them.
 
-mod at_once;
 mod authorize;
 mod body;
 mod charges;

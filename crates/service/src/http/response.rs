@@ -1,6 +1,7 @@
 //! The responses of all endpoints.
 
 use std::borrow::Cow;
+use std::pin::Pin;
 
 use bytes::Bytes;
 use http::header::{CONTENT_LENGTH, CONTENT_TYPE, HeaderMap, HeaderValue};
@@ -9,6 +10,7 @@ use http_body_util::Full;
 use tidegate_headers::{BodyStyle, ErrorBody, HeaderStyle, RateLimitHeaders};
 
 use super::authorize::AnswerDelay;
+use super::error::HttpError;
 
 /// A response, and what happens before it is sent.
 pub(super) struct HttpAnswer {
@@ -19,6 +21,27 @@ pub(super) struct HttpAnswer {
 impl From<HttpResponse> for HttpAnswer {
     fn from(response: HttpResponse) -> Self {
         Self { response, delay: None }
+    }
+}
+
+/// An answer that may have to be awaited.
+pub(super) enum PendingAnswer<'f> {
+    Ready(HttpAnswer),
+    Waiting(Pin<Box<dyn Future<Output = Result<HttpAnswer, HttpError>> + 'f>>),
+}
+
+impl PendingAnswer<'_> {
+    pub(super) async fn wait(self) -> Result<HttpAnswer, HttpError> {
+        match self {
+            Self::Ready(answer) => Ok(answer),
+            Self::Waiting(answer) => answer.await,
+        }
+    }
+}
+
+impl From<HttpResponse> for PendingAnswer<'_> {
+    fn from(response: HttpResponse) -> Self {
+        Self::Ready(response.into())
     }
 }
 

@@ -1,15 +1,19 @@
 //! Executes the commands that one read has brought.
 
+use std::cell::{OnceCell, RefCell};
+
+use tidegate_core::Decision;
 use tidegate_store::Store;
+use tidegate_telemetry::RuleSlots;
 
 use super::client_state::RespClientState;
-use super::command::{self, NextStep};
+use super::command::{self, CommandKind, CommandOrigin, CommandRoute, Refusal};
 use super::frame::CommandParser;
+use super::limit_cache::LimitCache;
 use super::reply::ReplyWriter;
-use super::shared_batch::SharedReply;
-use super::throttle::{self, ThrottleBatch};
-use super::transaction::{self, TransactionStep};
-use crate::worker::{ServedPolicy, ServiceWorker};
+use super::throttle_batch::ThrottleBatch;
+use super::{connection_commands, rule_commands, server_commands, throttle, transaction};
+use crate::worker::ServiceWorker;
 
 /// While more bytes of replies than this are unsent, no further command of the connection is executed or read.
 pub(crate) const MAX_OUTPUT: usize = 256 << 10;
@@ -18,14 +22,38 @@ pub(crate) const MAX_LOCKED_OUTPUT: usize = 4 << 10;
 /// The most bytes that are kept of a command before authentication.
 pub(crate) const MAX_LOCKED_INPUT: usize = 16 << 10;
 
-/// Longer input is not a single command, or rarely.
-const MAX_SHARED: usize = 256;
+/// The most bytes that are read at once.
+const READ_LEN: usize = 64 << 10;
+/// The number of unused workspaces that a worker keeps.
+const MAX_SPARE: usize = 4;
+/// Buffers for replies above this size are not kept.
+const MAX_SPARE_OUTPUT: usize = 512 << 10;
+
+/// What the connections of a worker share.
+#[derive(Debug, Default)]
+pub(crate) struct RespState {
+    pub(crate) limits: RefCell<LimitCache>,
+    /// The metric slot of `CL.THROTTLE`, which is registered when a command is rejected.
+    pub(crate) slots: OnceCell<RuleSlots>,
+    /// A connection uses a workspace until its commands are decided; unless the store is remote, one is enough.
+    #[expect(clippy::vec_box, reason = "a workspace changes hands several times per batch")]
+    spare: RefCell<Vec<Box<Workspace>>>,
+}
+
+/// The buffers for one batch of commands.
+#[derive(Debug)]
+pub(crate) struct Workspace {
+    /// Commands are read into it.
+    pub(crate) read: Box<[u8]>,
+    pub(crate) batch: CommandBatch,
+}
 
 /// Executes commands in order. Consecutive `CL.THROTTLE` commands are decided together.
 #[derive(Debug, Default)]
 pub(crate) struct CommandBatch {
     parser: CommandParser,
     throttles: ThrottleBatch,
+    decisions: Vec<Decision>,
     /// The replies.
     pub(crate) output: Vec<u8>,
 }
@@ -51,6 +79,30 @@ pub(crate) enum BatchEnd {
     Close,
 }
 
+/// What happens to the connection after a command.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum NextStep {
+    Continue,
+    Close,
+}
+
+impl RespState {
+    /// A workspace for one batch.
+    pub(crate) fn take(&self) -> Box<Workspace> {
+        let spare = self.spare.borrow_mut().pop();
+        spare.unwrap_or_else(|| {
+            Box::new(Workspace { read: vec![0; READ_LEN].into(), batch: CommandBatch::default() })
+        })
+    }
+
+    pub(crate) fn put_back(&self, workspace: Box<Workspace>) {
+        let mut spare = self.spare.borrow_mut();
+        if spare.len() < MAX_SPARE && workspace.batch.output.capacity() <= MAX_SPARE_OUTPUT {
+            spare.push(workspace);
+        }
+    }
+}
+
 impl CommandBatch {
     /// Executes the commands in `input` and appends their replies to the output. `unsent` is the number of bytes that wait to
     /// be sent before those.
@@ -63,199 +115,139 @@ impl CommandBatch {
     ) -> BatchProgress {
         // Each command is authorized by the state that those before it left, and by one policy.
         let policy = &*worker.policy();
+        client.update_lock(&policy.tokens);
+        let origin = &mut CommandOrigin { client, worker, policy };
         let (mut consumed, mut commands) = (0, 0);
         let end = loop {
-            let is_locked = !client.is_authorized(&policy.tokens);
+            let is_locked = origin.client.is_locked;
             let max = if is_locked { MAX_LOCKED_OUTPUT } else { MAX_OUTPUT };
             if unsent + self.output.len() > max {
                 break BatchEnd::OutputFull;
             }
             let rest = input.get(consumed..).unwrap_or_default();
-            let parsed = self.parser.parse(rest).map_err(|error| error.to_string());
-            let length = match parsed {
-                Ok(Some(length)) => length,
+            let error = match self.parser.parse(rest) {
+                Ok(Some(length)) => {
+                    // Of a pipeline, most commands only wait for the others: these need no future.
+                    if let Some(route) = self.join(rest, origin)
+                        && Box::pin(self.run(route, rest, origin)).await == NextStep::Close
+                    {
+                        break BatchEnd::Close;
+                    }
+                    consumed += length;
+                    commands += 1;
+                    continue;
+                }
                 Ok(None) if !is_locked || rest.len() <= MAX_LOCKED_INPUT => break BatchEnd::Incomplete,
-                Ok(None) => {
-                    break self.refuse("too big command before authentication", input, client, worker).await;
-                }
-                Err(error) => break self.refuse(&error, input, client, worker).await,
+                Ok(None) => "too big command before authentication".to_owned(),
+                Err(error) => error.to_string(),
             };
-            // Of a pipeline, most commands only wait for the others: these need no future.
-            if !self.push_throttle(input, consumed, client, (worker, is_locked)) {
-                let next = Box::pin(self.step(input, consumed, client, (worker, policy))).await;
-                if next == NextStep::Close {
-                    break BatchEnd::Close;
-                }
-            }
-            consumed += length;
-            commands += 1;
+            self.decide(origin).await;
+            let mut replies = ReplyWriter::new(&mut self.output, origin.client.is_resp3);
+            replies.error(format!("ERR Protocol error: {error}"));
+            break BatchEnd::Close;
         };
-        self.decide(input, client, worker).await;
-        client.is_locked = !client.is_authorized(&policy.tokens);
+        self.decide(origin).await;
         BatchProgress { consumed, commands, end }
     }
 
-    /// Adds the command in `input` to those of other connections; `None` if it is not a single valid `CL.THROTTLE`, or if the
-    /// store is not in this process. Then nothing has happened.
-    #[inline]
-    pub(crate) fn share<S: Store + 'static>(
-        &mut self,
-        input: &[u8],
-        client: &RespClientState,
-        worker: &ServiceWorker<S>,
-    ) -> Option<SharedReply> {
-        let is_possible = input.len() <= MAX_SHARED && !client.is_locked && client.transaction.is_none();
-        if !is_possible || !worker.limiter.store().is_immediate() {
-            return None;
-        }
-        let is_single = self.parser.parse(input).ok()? == Some(input.len()) && !self.parser.is_inline();
-        let arguments = self.parser.arguments(input);
-        if !is_single || !command::is_throttle(&arguments) || !client.is_authorized(&worker.policy().tokens) {
-            return None;
-        }
-        worker.resp.shared.push((input, &arguments), client.peer, &worker.resp.limits)
-    }
-
-    /// Answers bytes that are not a command.
-    async fn refuse<S: Store + 'static>(
-        &mut self,
-        reason: &str,
-        input: &[u8],
-        client: &RespClientState,
-        worker: &ServiceWorker<S>,
-    ) -> BatchEnd {
-        self.decide(input, client, worker).await;
-        let mut replies = ReplyWriter::new(&mut self.output, client.is_resp3);
-        replies.error(format!("ERR Protocol error: {reason}"));
-        BatchEnd::Close
-    }
-
-    /// Adds the command that was parsed at `start` of `input` to those that are decided together. Returns whether it is one of
-    /// them, valid, and not the first of the next batch.
-    #[inline]
-    fn push_throttle<S: Store + 'static>(
-        &mut self,
-        input: &[u8],
-        start: usize,
-        client: &RespClientState,
-        (worker, is_locked): (&ServiceWorker<S>, bool),
-    ) -> bool {
+    /// Adds the parsed command at the beginning of `input` to those that are decided together. Returns the route of one that is
+    /// not decided with them: any but `CL.THROTTLE`, one that is invalid, and the first of the next batch.
+    #[expect(clippy::inline_always, reason = "most of what a command of a pipeline needs")]
+    #[inline(always)]
+    fn join<S>(&mut self, input: &[u8], origin: &mut CommandOrigin<'_, S>) -> Option<CommandRoute> {
         let Self { parser, throttles, .. } = self;
-        if is_locked || client.transaction.is_some() || parser.is_inline() || throttles.is_full() {
-            return false;
-        }
-        let arguments = parser.arguments(input.get(start..).unwrap_or_default());
-        command::is_throttle(&arguments)
-            && throttles.push(&arguments, (start, client.peer), &worker.resp.limits).is_ok()
+        let arguments = parser.arguments(input);
+        let route = command::route(&arguments, origin.client);
+        let has_joined = matches!(route, CommandRoute::Execute(CommandKind::Throttle))
+            && !throttles.is_full()
+            && throttles.push(&arguments, &origin.worker.resp.limits).is_ok();
+        (!has_joined).then_some(route)
     }
 
-    /// Executes the command that was parsed at `start` of `input`, or adds it to those that are decided together.
-    async fn step<S: Store + 'static>(
+    /// Takes the parsed command at the beginning of `input` along its route, after those that wait have been decided.
+    async fn run<S: Store + 'static>(
         &mut self,
+        route: CommandRoute,
         input: &[u8],
-        start: usize,
-        client: &mut RespClientState,
-        (worker, policy): (&ServiceWorker<S>, &ServedPolicy),
+        origin: &mut CommandOrigin<'_, S>,
     ) -> NextStep {
-        let arguments = self.parser.arguments(input.get(start..).unwrap_or_default());
-        if arguments.is_empty() {
-            return NextStep::Continue;
-        }
-        if client.transaction.is_none()
-            && command::is_throttle(&arguments)
-            && client.is_authorized(&policy.tokens)
-        {
-            self.throttle(input, start, client, worker).await;
-            return NextStep::Continue;
-        }
-        // Before the command, so that its reply follows theirs.
-        Self::decide_with(&mut self.throttles, &mut self.output, input, client, worker).await;
-        if transaction::concerns(&arguments, client) {
-            let mut replies = ReplyWriter::new(&mut self.output, client.is_resp3);
-            match transaction::step(&arguments, client, &policy.tokens, &mut replies) {
-                TransactionStep::Outside => {}
-                TransactionStep::Answered => return NextStep::Continue,
-                TransactionStep::Execute(commands, len) => {
-                    replies.array(len);
-                    self.execute_all(&commands, client, (worker, policy)).await;
-                    return NextStep::Continue;
+        self.decide(origin).await;
+        let Self { parser, throttles, output, .. } = self;
+        let CommandOrigin { client, worker, policy } = origin;
+        let (arguments, tokens) = (&parser.arguments(input), &*policy.tokens);
+        let mut replies = ReplyWriter::new(output, client.is_resp3);
+        let kind = match route {
+            CommandRoute::Execute(kind) => kind,
+            CommandRoute::Queue(kind) => {
+                transaction::queue(kind, arguments, client, &mut replies);
+                return NextStep::Continue;
+            }
+            CommandRoute::Refuse(Refusal::WebRequest) => return NextStep::Close,
+            CommandRoute::Refuse(refusal) => {
+                refusal.write(arguments, &mut replies);
+                if refusal.is_invalid_throttle() {
+                    throttle::log_invalid(client.peer, worker);
+                }
+                return NextStep::Continue;
+            }
+            CommandRoute::Skip => return NextStep::Continue,
+        };
+        match kind {
+            CommandKind::Throttle => {
+                if let Err(error) = throttles.push(arguments, &worker.resp.limits) {
+                    replies.error(error.to_string());
+                    throttle::log_invalid(client.peer, worker);
                 }
             }
-        }
-        command::execute(&arguments, client, (worker, policy), &mut self.output).await
-    }
-
-    /// Executes the commands of a transaction.
-    async fn execute_all<S: Store + 'static>(
-        &mut self,
-        commands: &[u8],
-        client: &mut RespClientState,
-        (worker, policy): (&ServiceWorker<S>, &ServedPolicy),
-    ) {
-        let mut start = 0;
-        while let Ok(Some(length)) = self.parser.parse(commands.get(start..).unwrap_or_default()) {
-            let arguments = self.parser.arguments(commands.get(start..).unwrap_or_default());
-            if command::is_throttle(&arguments) {
-                self.throttle(commands, start, client, worker).await;
-            } else {
-                Self::decide_with(&mut self.throttles, &mut self.output, commands, client, worker).await;
-                // None of these commands closes the connection.
-                let _ = command::execute(&arguments, client, (worker, policy), &mut self.output).await;
+            CommandKind::Rule(command) => {
+                let origin = (*worker, *policy, client.peer);
+                rule_commands::execute(command, arguments, origin, &mut replies).await;
             }
-            start += length;
-        }
-        self.decide(commands, client, worker).await;
-    }
-
-    /// Adds the last command to those that are decided together.
-    async fn throttle<S: Store + 'static>(
-        &mut self,
-        input: &[u8],
-        start: usize,
-        client: &RespClientState,
-        worker: &ServiceWorker<S>,
-    ) {
-        let is_inline = self.parser.is_inline();
-        if is_inline || self.throttles.is_full() {
-            self.decide(input, client, worker).await;
-        }
-        let Self { parser, throttles, output } = self;
-        let arguments = parser.arguments(input.get(start..).unwrap_or_default());
-        let offset = if is_inline { 0 } else { start };
-        match throttles.push(&arguments, (offset, client.peer), &worker.resp.limits) {
-            // The parser overwrites the arguments of an inline command with the next one.
-            Ok(()) if is_inline => {
-                Self::decide_with(throttles, output, arguments.bytes(), client, worker).await;
+            CommandKind::Auth => connection_commands::auth(arguments, client, tokens, &mut replies),
+            CommandKind::Hello => connection_commands::hello(arguments, client, tokens, &mut replies),
+            CommandKind::Ping => connection_commands::ping(arguments, &mut replies),
+            CommandKind::Echo => replies.bulk(arguments.get(1).unwrap_or_default()),
+            CommandKind::Select => connection_commands::select(arguments, &mut replies),
+            CommandKind::Client => connection_commands::client(arguments, client, &mut replies),
+            CommandKind::Command => server_commands::command(arguments, &mut replies),
+            CommandKind::Config => server_commands::config(arguments, &mut replies),
+            CommandKind::Info => server_commands::info(&mut replies),
+            CommandKind::ResetConnection => {
+                client.reset();
+                replies.status("RESET");
             }
-            Ok(()) => {}
-            Err(error) => {
-                Self::decide_with(throttles, output, input, client, worker).await;
-                ReplyWriter::new(output, client.is_resp3).error(error.to_string());
-                throttle::log_invalid(client.peer, worker);
+            CommandKind::Multi => transaction::multi(client, &mut replies),
+            CommandKind::Discard => transaction::discard(client, &mut replies),
+            CommandKind::Exec => {
+                let commands = transaction::exec(client, &mut replies);
+                self.run_all(&commands, origin).await;
+            }
+            CommandKind::Quit => {
+                replies.status("OK");
+                return NextStep::Close;
             }
         }
+        origin.client.update_lock(tokens);
+        NextStep::Continue
     }
 
-    /// Decides the commands that wait.
-    async fn decide<S: Store + 'static>(
-        &mut self,
-        input: &[u8],
-        client: &RespClientState,
-        worker: &ServiceWorker<S>,
-    ) {
-        Self::decide_with(&mut self.throttles, &mut self.output, input, client, worker).await;
+    /// Executes the commands of a transaction. None of them closes the connection.
+    async fn run_all<S: Store + 'static>(&mut self, commands: &[u8], origin: &mut CommandOrigin<'_, S>) {
+        let mut rest = commands;
+        while let Ok(Some(length)) = self.parser.parse(rest) {
+            if let Some(route) = self.join(rest, origin) {
+                Box::pin(self.run(route, rest, origin)).await;
+            }
+            rest = rest.get(length..).unwrap_or_default();
+        }
+        self.decide(origin).await;
     }
 
-    async fn decide_with<S: Store + 'static>(
-        throttles: &mut ThrottleBatch,
-        output: &mut Vec<u8>,
-        input: &[u8],
-        client: &RespClientState,
-        worker: &ServiceWorker<S>,
-    ) {
-        if !throttles.is_empty() {
-            let mut replies = ReplyWriter::new(output, client.is_resp3);
-            throttles.decide(input, worker, &mut replies).await;
+    /// Decides the `CL.THROTTLE` commands that wait.
+    async fn decide<S: Store + 'static>(&mut self, origin: &CommandOrigin<'_, S>) {
+        if !self.throttles.is_empty() {
+            let mut replies = ReplyWriter::new(&mut self.output, origin.client.is_resp3);
+            throttle::decide(&mut self.throttles, &mut self.decisions, origin, &mut replies).await;
         }
     }
 }

@@ -23,7 +23,7 @@ pub(crate) struct RespClientState {
     /// The token that the client has sent.
     pub(crate) token: Option<Arc<Secret>>,
     pub(crate) name: Vec<u8>,
-    /// Whether the client had to authenticate before its next command when its last one was executed.
+    /// Whether the client has to authenticate before its next command.
     pub(crate) is_locked: bool,
     /// The commands since `MULTI`.
     pub(crate) transaction: Option<Transaction>,
@@ -41,6 +41,11 @@ impl RespClientState {
     /// The state of a new connection, with the same id.
     pub(crate) fn reset(&mut self) {
         *self = Self::with_id(self.id, self.peer);
+    }
+
+    /// Locks or unlocks the client, before commands of a policy and after each command that may change its token.
+    pub(crate) fn update_lock(&mut self, tokens: &ListenerTokens) {
+        self.is_locked = !self.is_authorized(tokens);
     }
 
     /// Whether the client may use commands that need a token: it has sent the one that is required now.

@@ -1,13 +1,10 @@
-//! The commands by name.
-
-use tidegate_store::Store;
+//! The commands by name, and the route of each: whether it is executed, kept for `EXEC` or refused.
 
 use super::client_state::RespClientState;
 use super::frame::Arguments;
 use super::reply::ReplyWriter;
 use super::rule_commands::RuleCommand;
-use super::{connection_commands, rule_commands, server_commands};
-use crate::auth::ListenerTokens;
+use super::transaction;
 use crate::worker::{ServedPolicy, ServiceWorker};
 
 /// The longest part of a client's text that an error repeats, as in Redis.
@@ -39,7 +36,7 @@ pub(crate) enum CommandKind {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct CommandInfo {
     pub(crate) kind: CommandKind,
-    /// In lower case.
+    /// In capitals, as most clients send it.
     pub(crate) name: &'static str,
     /// The number of arguments with the name; if negative, at least that many.
     pub(crate) arity: i64,
@@ -48,52 +45,74 @@ pub(crate) struct CommandInfo {
     pub(crate) key: i64,
 }
 
-const fn info(
-    kind: CommandKind,
-    name: &'static str,
-    arity: i64,
-    (flag, key): (&'static str, i64),
-) -> CommandInfo {
+const fn info(kind: CommandKind, name: &'static str, arity: i64, flag: &'static str) -> CommandInfo {
+    let key = if matches!(kind, CommandKind::Throttle) { 1 } else { 0 };
     CommandInfo { kind, name, arity, flag, key }
 }
 
 /// Every command.
 pub(crate) const COMMANDS: [CommandInfo; 19] = [
-    info(CommandKind::Throttle, "cl.throttle", -5, ("write", 1)),
-    info(CommandKind::Rule(RuleCommand::Check), "tidegate.check", -3, ("write", 0)),
-    info(CommandKind::Rule(RuleCommand::Peek), "tidegate.peek", -3, ("readonly", 0)),
-    info(CommandKind::Rule(RuleCommand::Refund), "tidegate.refund", -4, ("write", 0)),
-    info(CommandKind::Rule(RuleCommand::Reset), "tidegate.reset", -3, ("write", 0)),
-    info(CommandKind::Auth, "auth", -2, ("fast", 0)),
-    info(CommandKind::Hello, "hello", -1, ("fast", 0)),
-    info(CommandKind::Ping, "ping", -1, ("fast", 0)),
-    info(CommandKind::Echo, "echo", 2, ("fast", 0)),
-    info(CommandKind::Select, "select", 2, ("fast", 0)),
-    info(CommandKind::Client, "client", -2, ("fast", 0)),
-    info(CommandKind::Command, "command", -1, ("fast", 0)),
-    info(CommandKind::Config, "config", -2, ("fast", 0)),
-    info(CommandKind::Info, "info", -1, ("fast", 0)),
-    info(CommandKind::ResetConnection, "reset", 1, ("fast", 0)),
-    info(CommandKind::Quit, "quit", -1, ("fast", 0)),
-    info(CommandKind::Multi, "multi", 1, ("fast", 0)),
-    info(CommandKind::Exec, "exec", 1, ("fast", 0)),
-    info(CommandKind::Discard, "discard", 1, ("fast", 0)),
+    info(CommandKind::Throttle, "CL.THROTTLE", -5, "write"),
+    info(CommandKind::Rule(RuleCommand::Check), "TIDEGATE.CHECK", -3, "write"),
+    info(CommandKind::Rule(RuleCommand::Peek), "TIDEGATE.PEEK", -3, "readonly"),
+    info(CommandKind::Rule(RuleCommand::Refund), "TIDEGATE.REFUND", -4, "write"),
+    info(CommandKind::Rule(RuleCommand::Reset), "TIDEGATE.RESET", -3, "write"),
+    info(CommandKind::Auth, "AUTH", -2, "fast"),
+    info(CommandKind::Hello, "HELLO", -1, "fast"),
+    info(CommandKind::Ping, "PING", -1, "fast"),
+    info(CommandKind::Echo, "ECHO", 2, "fast"),
+    info(CommandKind::Select, "SELECT", 2, "fast"),
+    info(CommandKind::Client, "CLIENT", -2, "fast"),
+    info(CommandKind::Command, "COMMAND", -1, "fast"),
+    info(CommandKind::Config, "CONFIG", -2, "fast"),
+    info(CommandKind::Info, "INFO", -1, "fast"),
+    info(CommandKind::ResetConnection, "RESET", 1, "fast"),
+    info(CommandKind::Quit, "QUIT", -1, "fast"),
+    info(CommandKind::Multi, "MULTI", 1, "fast"),
+    info(CommandKind::Exec, "EXEC", 1, "fast"),
+    info(CommandKind::Discard, "DISCARD", 1, "fast"),
 ];
 
-/// What happens to the connection after a command.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum NextStep {
-    Continue,
-    Close,
+/// Where a command goes.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum CommandRoute {
+    Execute(CommandKind),
+    /// It is executed by `EXEC`.
+    Queue(CommandKind),
+    Refuse(Refusal),
+    /// There is no command, and no reply.
+    Skip,
+}
+
+/// Why a command is not executed.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Refusal {
+    /// The client has to authenticate.
+    NoAuth,
+    /// It has too few or too many arguments.
+    Arity(&'static CommandInfo),
+    Unknown,
+    /// A browser that a web page makes send a request here must not have its body executed: the connection is closed.
+    WebRequest,
+}
+
+/// Who sent commands, and what they are executed with.
+pub(crate) struct CommandOrigin<'a, S> {
+    pub(crate) client: &'a mut RespClientState,
+    pub(crate) worker: &'a ServiceWorker<S>,
+    /// Commands of one read use one policy.
+    pub(crate) policy: &'a ServedPolicy,
 }
 
 impl CommandInfo {
     /// The command called `name`, in any case.
+    #[inline]
     pub(crate) fn find(name: &[u8]) -> Option<&'static Self> {
-        COMMANDS.iter().find(|command| command.name.as_bytes().eq_ignore_ascii_case(name))
+        let exact = COMMANDS.iter().find(|command| command.name.as_bytes() == name);
+        exact.or_else(|| COMMANDS.iter().find(|command| command.name.as_bytes().eq_ignore_ascii_case(name)))
     }
 
-    pub(crate) fn accepts(&self, arguments: usize) -> bool {
+    fn accepts(&self, arguments: usize) -> bool {
         let (arguments, arity) = (i64::try_from(arguments).unwrap_or(i64::MAX), self.arity);
         if arity < 0 { arguments >= -arity } else { arguments == arity }
     }
@@ -105,83 +124,52 @@ impl CommandInfo {
     }
 }
 
-/// Whether `arguments` are those of a `CL.THROTTLE` command.
+/// Finds the route of a command. No other function authorizes commands.
 #[inline]
-pub(crate) fn is_throttle(arguments: &Arguments<'_>) -> bool {
-    let is = |name: &[u8]| name == b"CL.THROTTLE" || name.eq_ignore_ascii_case(b"cl.throttle");
-    arguments.get(0).is_some_and(is)
-}
-
-/// Executes any command but `CL.THROTTLE` and those of transactions, and writes its reply.
-pub(crate) async fn execute<S: Store + 'static>(
-    arguments: &Arguments<'_>,
-    client: &mut RespClientState,
-    (worker, policy): (&ServiceWorker<S>, &ServedPolicy),
-    output: &mut Vec<u8>,
-) -> NextStep {
-    let tokens: &ListenerTokens = &policy.tokens;
-    let mut replies = ReplyWriter::new(output, client.is_resp3);
-    let name = arguments.get(0).unwrap_or_default();
-    let Some(command) = CommandInfo::find(name) else {
-        return reject_unknown(arguments, name, client.is_authorized(tokens), &mut replies);
+pub(crate) fn route(arguments: &Arguments<'_>, client: &mut RespClientState) -> CommandRoute {
+    let Some(name) = arguments.get(0) else { return CommandRoute::Skip };
+    let found = match CommandInfo::find(name) {
+        Some(command) if client.is_locked && !command.is_public() => Err(Refusal::NoAuth),
+        Some(command) if !command.accepts(arguments.len()) => Err(Refusal::Arity(command)),
+        Some(command) => Ok(command.kind),
+        None if is_web_request(name) => Err(Refusal::WebRequest),
+        None if client.is_locked => Err(Refusal::NoAuth),
+        None => Err(Refusal::Unknown),
     };
-    if !command.is_public() && !client.is_authorized(tokens) {
-        replies.error(NO_AUTH);
-        return NextStep::Continue;
+    if client.transaction.is_some() {
+        return transaction::route(found, name, client);
     }
-    if !command.accepts(arguments.len()) {
-        replies.error(format!("ERR wrong number of arguments for '{}' command", command.name));
-        return NextStep::Continue;
-    }
-    match command.kind {
-        // Handled before this is called. A command without a reply would shift the replies of all that follow it.
-        CommandKind::Throttle | CommandKind::Multi | CommandKind::Exec | CommandKind::Discard => {
-            replies.error("ERR the command is not possible here");
-        }
-        CommandKind::Rule(command) => {
-            let origin = (worker, policy, client.peer);
-            rule_commands::execute(command, arguments, origin, &mut replies).await;
-        }
-        CommandKind::Auth => connection_commands::auth(arguments, client, tokens, &mut replies),
-        CommandKind::Hello => connection_commands::hello(arguments, client, tokens, output),
-        CommandKind::Ping => connection_commands::ping(arguments, &mut replies),
-        CommandKind::Echo => replies.bulk(arguments.get(1).unwrap_or_default()),
-        CommandKind::Select => connection_commands::select(arguments, &mut replies),
-        CommandKind::Client => connection_commands::client(arguments, client, &mut replies),
-        CommandKind::Command => server_commands::command(arguments, &mut replies),
-        CommandKind::Config => server_commands::config(arguments, &mut replies),
-        CommandKind::Info => server_commands::info(&mut replies),
-        CommandKind::ResetConnection => {
-            client.reset();
-            replies.status("RESET");
-        }
-        CommandKind::Quit => {
-            replies.status("OK");
-            return NextStep::Close;
-        }
-    }
-    NextStep::Continue
+    found.map_or_else(CommandRoute::Refuse, CommandRoute::Execute)
 }
 
-/// The error for clients that need a token.
-pub(crate) const NO_AUTH: &str = "NOAUTH Authentication required.";
+/// Whether a browser may have sent this.
+fn is_web_request(name: &[u8]) -> bool {
+    name.eq_ignore_ascii_case(b"post") || name.eq_ignore_ascii_case(b"host:")
+}
 
-fn reject_unknown(
-    arguments: &Arguments<'_>,
-    name: &[u8],
-    is_authorized: bool,
-    replies: &mut ReplyWriter<'_>,
-) -> NextStep {
-    // A browser that a web page makes send a request here must not have its body executed.
-    if name.eq_ignore_ascii_case(b"post") || name.eq_ignore_ascii_case(b"host:") {
-        return NextStep::Close;
+impl Refusal {
+    /// Whether the command is a `CL.THROTTLE` with too few arguments. It is logged like one with invalid arguments.
+    pub(crate) fn is_invalid_throttle(self) -> bool {
+        matches!(self, Self::Arity(command) if command.kind == CommandKind::Throttle)
     }
-    if !is_authorized {
-        replies.error(NO_AUTH);
-        return NextStep::Continue;
+
+    /// Writes the error, if there is one.
+    pub(crate) fn write(self, arguments: &Arguments<'_>, replies: &mut ReplyWriter<'_>) {
+        match self {
+            Self::NoAuth => replies.error("NOAUTH Authentication required."),
+            Self::Arity(command) => {
+                let name = command.name.to_ascii_lowercase();
+                replies.error(format!("ERR wrong number of arguments for '{name}' command"));
+            }
+            Self::Unknown => replies.error(unknown_text(arguments)),
+            Self::WebRequest => {}
+        }
     }
+}
+
+fn unknown_text(arguments: &Arguments<'_>) -> Vec<u8> {
     let mut text = b"ERR unknown command '".to_vec();
-    text.extend_from_slice(truncate(name, MAX_QUOTED));
+    text.extend_from_slice(truncate(arguments.get(0).unwrap_or_default(), MAX_QUOTED));
     text.extend_from_slice(b"', with args beginning with: ");
     let prefix = text.len();
     for argument in arguments.from(1) {
@@ -192,32 +180,9 @@ fn reject_unknown(
         text.extend_from_slice(truncate(argument, left));
         text.extend_from_slice(b"' ");
     }
-    replies.error(text);
-    NextStep::Continue
+    text
 }
 
 fn truncate(bytes: &[u8], max: usize) -> &[u8] {
     bytes.get(..max).unwrap_or(bytes)
-}
-
-/// An integer in the form of the protocol: digits, after a `-` if it is negative.
-#[inline]
-pub(crate) fn parse_integer(text: &[u8]) -> Option<i64> {
-    let (is_negative, digits) = match text {
-        [b'-', digits @ ..] => (true, digits),
-        digits => (false, digits),
-    };
-    // Most numbers are short: 18 digits cannot overflow.
-    if digits.is_empty() || digits.len() > 19 {
-        return None;
-    }
-    let mut number: i64 = 0;
-    for digit in digits {
-        let value = digit.wrapping_sub(b'0');
-        if value > 9 {
-            return None;
-        }
-        number = number.checked_mul(10)?.checked_add(i64::from(value))?;
-    }
-    Some(if is_negative { -number } else { number })
 }

@@ -15,10 +15,8 @@ use tidegate_store::Store;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadBuf};
 use tokio::task::unconstrained;
 
-use super::batch::{BatchEnd, MAX_LOCKED_INPUT, MAX_LOCKED_OUTPUT, MAX_OUTPUT};
+use super::batch::{BatchEnd, MAX_LOCKED_INPUT, MAX_LOCKED_OUTPUT, MAX_OUTPUT, Workspace};
 use super::client_state::RespClientState;
-use super::shared_batch::SharedReply;
-use super::workspace::Workspace;
 use crate::accept::ServiceConnection;
 use crate::connection_events::{ConnectionEvent, ConnectionEvents, requeue};
 use crate::worker::ServiceWorker;
@@ -47,26 +45,34 @@ pub(super) struct RespConnection<S, IO> {
     io: IO,
     worker: Rc<ServiceWorker<S>>,
     client: RespClientState,
+    state: ConnectionState,
     /// An incomplete command, or commands that are executed after their predecessors' replies are sent.
     input: Vec<u8>,
-    /// Whether `input` may contain complete commands.
-    is_postponed: bool,
     /// Replies that the client has not taken yet.
     unsent: BytesMut,
-    /// Whether the replies wait for the turn of the other connections.
-    is_deferred: bool,
-    /// The reply to a command that is decided together with those of the other connections.
-    reply: Option<SharedReply>,
     /// Whether bytes may be buffered below, by TLS.
     needs_flush: bool,
     progress: ProgressCheck,
     events: ConnectionEvents,
 }
 
+/// What a connection does next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum ConnectionState {
+    /// It reads commands and executes them, and sends replies.
+    Reading,
+    /// It sends replies before it executes the commands in `input`.
+    Writing,
+    /// It sends its replies after the other connections that are ready have had their turn (see [`requeue`]).
+    Deferred,
+    /// It is to be closed after the replies are sent.
+    Closing,
+}
+
 /// What happened on a connection.
 enum IoEvent {
-    /// Bytes were read into the workspace.
-    Read(Box<Workspace>, usize),
+    /// Commands can be executed: those in `input`, and so many bytes that were read into the workspace.
+    Input(Box<Workspace>, usize),
     /// Replies were sent.
     Written,
     /// The connection is to be closed: the client has closed it or makes no progress, or the service stops.
@@ -104,16 +110,14 @@ where
         let ServiceConnection { io, peer, worker, stop } = connection;
         let events = ConnectionEvents::new(&stop, CHECK_INTERVAL);
         let mut client = RespClientState::new(peer.ip().to_canonical());
-        client.is_locked = !client.is_authorized(&worker.policy().tokens);
+        client.update_lock(&worker.policy().tokens);
         Self {
             io,
             worker,
             client,
+            state: ConnectionState::Reading,
             input: Vec::new(),
-            is_postponed: false,
             unsent: BytesMut::new(),
-            is_deferred: false,
-            reply: None,
             needs_flush: false,
             progress: ProgressCheck::default(),
             events,
@@ -126,43 +130,28 @@ where
         // uses up.
         let mut too_late = pin!(unconstrained(tokio::time::sleep(AUTHENTICATION_TIMEOUT)));
         let mut commands = 0;
-        loop {
-            let was_locked = self.client.is_locked;
-            let executed = if self.is_postponed && self.unsent.len() <= self.max_output() / 2 {
-                self.execute_postponed().await
-            } else {
-                let event = poll_fn(|cx| {
-                    // Before reading: a client that always has more to send must not delay the stop.
-                    if self.events.is_stopped() {
-                        return Poll::Ready(IoEvent::Ended);
-                    }
-                    // Also before reading: such a client must not stay because it always sends.
-                    if self.client.is_locked && too_late.as_mut().poll(cx).is_ready() {
-                        return Poll::Ready(IoEvent::Ended);
-                    }
-                    match self.poll_io(cx) {
-                        Poll::Ready(event) => Poll::Ready(event),
-                        Poll::Pending => self.poll_events(cx),
-                    }
-                });
-                match event.await {
-                    IoEvent::Read(workspace, len) => self.execute_read(workspace, len).await,
-                    IoEvent::Written => Some(0),
-                    IoEvent::Ended => None,
-                }
-            };
-            let Some(executed) = executed else { break };
-            if std::mem::take(&mut self.is_deferred) {
+        while self.state != ConnectionState::Closing {
+            if self.state == ConnectionState::Deferred {
                 requeue().await;
-                if let Some(reply) = self.reply.take() {
-                    reply.append_to(&mut self.unsent, &self.worker);
+                self.state = ConnectionState::Reading;
+            }
+            let event =
+                if self.state == ConnectionState::Writing && self.unsent.len() <= self.max_output() / 2 {
+                    IoEvent::Input(self.worker.resp.take(), 0)
+                } else {
+                    poll_fn(|cx| self.poll_event(too_late.as_mut(), cx)).await
+                };
+            match event {
+                IoEvent::Input(workspace, len) => {
+                    let was_locked = self.client.is_locked;
+                    commands += self.execute(workspace, len).await;
+                    if self.client.is_locked && !was_locked {
+                        too_late.set(unconstrained(tokio::time::sleep(AUTHENTICATION_TIMEOUT)));
+                    }
                 }
+                IoEvent::Written => {}
+                IoEvent::Ended => self.state = ConnectionState::Closing,
             }
-            if self.client.is_locked && !was_locked {
-                too_late.set(unconstrained(tokio::time::sleep(AUTHENTICATION_TIMEOUT)));
-            }
-            commands += executed;
-            self.progress.commands += executed;
             if commands >= COMMANDS_PER_TURN {
                 commands = 0;
                 tokio::task::yield_now().await;
@@ -172,46 +161,51 @@ where
         let _ = tokio::time::timeout(LINGER, self.close()).await;
     }
 
-    /// Executes what was read into `workspace`; `None` if the connection is to be closed then.
-    async fn execute_read(&mut self, mut workspace: Box<Workspace>, len: usize) -> Option<usize> {
-        let Workspace { read, batch } = &mut *workspace;
-        let read = read.get(..len).unwrap_or_default();
-        let unsent = self.unsent.len();
-        if self.input.is_empty() && unsent == 0 {
-            self.reply = batch.share(read, &self.client, &self.worker);
-            if self.reply.is_some() {
-                self.is_deferred = true;
-                self.worker.resp.put_back(workspace);
-                return Some(1);
-            }
+    /// The next event. `too_late` ends when a client that needs a token had to send it.
+    fn poll_event(
+        &mut self,
+        too_late: Pin<&mut impl Future<Output = ()>>,
+        cx: &mut Context<'_>,
+    ) -> Poll<IoEvent> {
+        // Before reading: a client that always has more to send must not delay the stop.
+        if self.events.is_stopped() {
+            return Poll::Ready(IoEvent::Ended);
         }
-        let progress = if self.input.is_empty() {
-            let progress = batch.execute(read, unsent, &mut self.client, &self.worker).await;
-            self.input.extend_from_slice(read.get(progress.consumed..).unwrap_or_default());
-            progress
-        } else {
-            self.input.extend_from_slice(read);
-            let progress = batch.execute(&self.input, unsent, &mut self.client, &self.worker).await;
-            self.discard_input(progress.consumed);
-            progress
-        };
-        self.is_postponed = progress.end == BatchEnd::OutputFull;
-        self.send(&mut batch.output).await;
-        self.worker.resp.put_back(workspace);
-        (progress.end != BatchEnd::Close).then_some(progress.commands)
+        // Also before reading: such a client must not stay because it always sends.
+        if self.client.is_locked && too_late.poll(cx).is_ready() {
+            return Poll::Ready(IoEvent::Ended);
+        }
+        match self.poll_io(cx) {
+            Poll::Ready(event) => Poll::Ready(event),
+            Poll::Pending => self.poll_connection_events(cx),
+        }
     }
 
-    /// Executes commands that were read earlier.
-    async fn execute_postponed(&mut self) -> Option<usize> {
-        let mut workspace = self.worker.resp.take();
-        let batch = &mut workspace.batch;
-        let unsent = self.unsent.len();
-        let progress = batch.execute(&self.input, unsent, &mut self.client, &self.worker).await;
-        self.discard_input(progress.consumed);
-        self.is_postponed = progress.end == BatchEnd::OutputFull;
-        self.send(&mut batch.output).await;
+    /// Executes the commands in `input` and the `len` bytes that were read into `workspace`. Returns their number.
+    async fn execute(&mut self, mut workspace: Box<Workspace>, len: usize) -> usize {
+        let Workspace { read, batch } = &mut *workspace;
+        let read = read.get(..len).unwrap_or_default();
+        let has_input = !self.input.is_empty();
+        if has_input {
+            self.input.extend_from_slice(read);
+        }
+        let input = if has_input { &self.input } else { read };
+        let progress = batch.execute(input, self.unsent.len(), &mut self.client, &self.worker).await;
+        if has_input {
+            self.discard_input(progress.consumed);
+        } else {
+            self.input.extend_from_slice(read.get(progress.consumed..).unwrap_or_default());
+        }
+        let is_deferred = self.send(&mut batch.output).await;
         self.worker.resp.put_back(workspace);
-        (progress.end != BatchEnd::Close).then_some(progress.commands)
+        self.state = match progress.end {
+            BatchEnd::Incomplete if is_deferred => ConnectionState::Deferred,
+            BatchEnd::Incomplete => ConnectionState::Reading,
+            BatchEnd::OutputFull => ConnectionState::Writing,
+            BatchEnd::Close => ConnectionState::Closing,
+        };
+        self.progress.commands += progress.commands;
+        progress.commands
     }
 
     fn discard_input(&mut self, len: usize) {
@@ -223,12 +217,11 @@ where
         }
     }
 
-    /// Sends as much of `output` as the socket takes and keeps the rest. A small output is deferred (see [`requeue`]).
-    async fn send(&mut self, output: &mut Vec<u8>) {
+    /// Sends as much of `output` as the socket takes and keeps the rest. Returns whether it is small enough to be deferred.
+    async fn send(&mut self, output: &mut Vec<u8>) -> bool {
+        let is_deferred = self.unsent.is_empty() && !output.is_empty() && output.len() <= SMALL_OUTPUT;
         let mut sent = 0;
-        if self.unsent.is_empty() && output.len() <= SMALL_OUTPUT {
-            self.is_deferred = !output.is_empty();
-        } else if self.unsent.is_empty() && !output.is_empty() {
+        if self.unsent.is_empty() && output.len() > SMALL_OUTPUT {
             let io = &mut self.io;
             let written = poll_fn(|cx| Poll::Ready(Pin::new(&mut *io).poll_write(cx, output)));
             // An error is found again by the next read or write.
@@ -242,6 +235,7 @@ where
         }
         self.unsent.extend_from_slice(output.get(sent..).unwrap_or_default());
         output.clear();
+        is_deferred
     }
 
     /// Writes what is unsent, and reads unless too much is.
@@ -260,7 +254,9 @@ where
                 // Frees the memory.
                 self.unsent = BytesMut::new();
             }
-            return Poll::Ready(IoEvent::Written);
+            if !self.is_reading() || !self.unsent.is_empty() {
+                return Poll::Ready(IoEvent::Written);
+            }
         }
         if self.needs_flush
             && let Poll::Ready(flushed) = Pin::new(&mut self.io).poll_flush(cx)
@@ -283,7 +279,7 @@ where
 
     /// Whether commands are read, and not postponed until replies are sent.
     fn is_reading(&self) -> bool {
-        !self.is_postponed && self.unsent.len() <= self.max_output()
+        self.state == ConnectionState::Reading && self.unsent.len() <= self.max_output()
     }
 
     fn poll_read(&mut self, cx: &mut Context<'_>) -> Poll<IoEvent> {
@@ -293,7 +289,7 @@ where
         let polled = Pin::new(&mut self.io).poll_read(cx, &mut buffer);
         let len = buffer.filled().len();
         match polled {
-            Poll::Ready(Ok(())) if len > 0 => Poll::Ready(IoEvent::Read(workspace, len)),
+            Poll::Ready(Ok(())) if len > 0 => Poll::Ready(IoEvent::Input(workspace, len)),
             Poll::Ready(_) => {
                 self.worker.resp.put_back(workspace);
                 Poll::Ready(IoEvent::Ended)
@@ -305,7 +301,7 @@ where
         }
     }
 
-    fn poll_events(&mut self, cx: &mut Context<'_>) -> Poll<IoEvent> {
+    fn poll_connection_events(&mut self, cx: &mut Context<'_>) -> Poll<IoEvent> {
         while let Poll::Ready(event) = self.events.poll(cx) {
             if event == ConnectionEvent::Stop {
                 return Poll::Ready(IoEvent::Ended);

@@ -5,8 +5,7 @@ use std::sync::Arc;
 use tidegate_telemetry::Protocol;
 
 use super::client_state::RespClientState;
-use super::command::parse_integer;
-use super::frame::Arguments;
+use super::frame::{Arguments, parse_integer};
 use super::reply::ReplyWriter;
 use crate::auth::{self, ListenerTokens};
 
@@ -59,11 +58,14 @@ pub(super) fn hello(
     arguments: &Arguments<'_>,
     client: &mut RespClientState,
     tokens: &ListenerTokens,
-    output: &mut Vec<u8>,
+    replies: &mut ReplyWriter<'_>,
 ) {
     match try_hello(arguments, client, tokens) {
-        Ok(()) => write_hello(client, &mut ReplyWriter::new(output, client.is_resp3)),
-        Err(error) => ReplyWriter::new(output, client.is_resp3).error(error),
+        Ok(()) => {
+            replies.select_version(client.is_resp3);
+            write_hello(client, replies);
+        }
+        Err(error) => replies.error(error),
     }
 }
 

@@ -46,14 +46,14 @@ pub enum FrameError {
 
 /// Where an argument is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Span {
-    pub(crate) start: usize,
-    pub(crate) end: usize,
+pub(super) struct Span {
+    pub(super) start: usize,
+    pub(super) end: usize,
 }
 
 impl Span {
     /// Its bytes in the buffer to which it refers.
-    pub(crate) fn of(self, bytes: &[u8]) -> &[u8] {
+    pub(super) fn of(self, bytes: &[u8]) -> &[u8] {
         bytes.get(self.start..self.end).unwrap_or_default()
     }
 }
@@ -91,11 +91,6 @@ impl CommandParser {
         Arguments { bytes: if self.is_inline { &self.words } else { input }, spans: &self.spans }
     }
 
-    /// Whether the last command was inline: its arguments are valid until the next command only.
-    pub(crate) fn is_inline(&self) -> bool {
-        self.is_inline
-    }
-
     fn parse_array(&mut self, input: &[u8]) -> Result<Option<usize>, FrameError> {
         self.is_inline = false;
         let Some((count, mut position)) = parse_length(input, 1, FrameError::ArgumentCount)? else {
@@ -106,21 +101,29 @@ impl CommandParser {
             return Err(FrameError::ArgumentCount);
         }
         for _ in 0..count {
-            match input.get(position) {
-                None => return Ok(None),
-                Some(b'$') => {}
-                Some(&found) => return Err(FrameError::NoBulkString { found }),
-            }
-            let parsed = parse_length(input, position + 1, FrameError::ArgumentLength)?;
-            let Some((length, start)) = parsed else { return Ok(None) };
-            let end = start + length.ok_or(FrameError::ArgumentLength)?;
+            let rest = input.get(position..).unwrap_or_default();
+            let (length, start) = match *rest {
+                // Nearly all arguments are short.
+                [b'$', digit @ b'0'..=b'9', b'\r', b'\n', ..] => (usize::from(digit - b'0'), position + 4),
+                [b'$', tens @ b'0'..=b'9', ones @ b'0'..=b'9', b'\r', b'\n', ..] => {
+                    (usize::from(tens - b'0') * 10 + usize::from(ones - b'0'), position + 5)
+                }
+                [b'$', ..] => match parse_length(input, position + 1, FrameError::ArgumentLength)? {
+                    Some((length, start)) => (length.ok_or(FrameError::ArgumentLength)?, start),
+                    None => return Ok(None),
+                },
+                [found, ..] => return Err(FrameError::NoBulkString { found }),
+                [] => return Ok(None),
+            };
+            let end = start + length;
             if end + 2 > MAX_COMMAND {
                 return Err(FrameError::TooLong);
             }
-            match input.get(end..) {
-                Some([b'\r', b'\n', ..]) => {}
-                Some([] | [b'\r']) | None => return Ok(None),
-                Some(_) => return Err(FrameError::NoLineEnd),
+            if input.get(end..end + 2) != Some(b"\r\n") {
+                return match input.get(end..) {
+                    Some([] | [b'\r']) | None => Ok(None),
+                    Some(_) => Err(FrameError::NoLineEnd),
+                };
             }
             self.spans.push(Span { start, end });
             position = end + 2;
@@ -161,21 +164,12 @@ impl<'a> Arguments<'a> {
         Some(self.spans.get(index)?.of(self.bytes))
     }
 
-    /// Where the argument at `index` is in the bytes of all arguments.
-    pub(crate) fn span(&self, index: usize) -> Option<Span> {
-        self.spans.get(index).copied()
-    }
-
     /// The arguments from `first` to `last` as they were sent, with the framing between them. `None` if one of them is missing, or
     /// if there is no framing: the words of an inline command are joined, and other words may be the same text.
     pub(crate) fn framed_text(&self, first: usize, last: usize) -> Option<&'a [u8]> {
-        let (span, next, last) = (self.span(first)?, self.span(first + 1)?, self.span(last)?);
-        (next.start > span.end).then(|| Span { start: span.start, end: last.end }.of(self.bytes))
-    }
-
-    /// The bytes to which spans refer.
-    pub(crate) fn bytes(&self) -> &'a [u8] {
-        self.bytes
+        let span = |index| self.spans.get(index);
+        let (first, next, last) = (span(first)?, span(first + 1)?, span(last)?);
+        (next.start > first.end).then(|| Span { start: first.start, end: last.end }.of(self.bytes))
     }
 
     /// All of them from `first` on.
@@ -193,17 +187,6 @@ fn parse_length(
     start: usize,
     invalid: FrameError,
 ) -> Result<Option<(Option<usize>, usize)>, FrameError> {
-    // Nearly all numbers have one or two digits.
-    match input.get(start..).and_then(<[u8]>::first_chunk) {
-        Some([digit @ b'0'..=b'9', b'\r', b'\n', _]) => {
-            return Ok(Some((Some(usize::from(digit - b'0')), start + 3)));
-        }
-        Some([tens @ b'0'..=b'9', ones @ b'0'..=b'9', b'\r', b'\n']) => {
-            let number = usize::from(tens - b'0') * 10 + usize::from(ones - b'0');
-            return Ok(Some((Some(number), start + 4)));
-        }
-        _ => {}
-    }
     let is_negative = input.get(start) == Some(&b'-');
     let first = start + usize::from(is_negative);
     let (mut position, mut number) = (first, 0);
@@ -223,6 +206,28 @@ fn parse_length(
         Some(b'\n') => Ok(Some(((!is_negative).then_some(number), position + 2))),
         Some(_) => Err(invalid),
     }
+}
+
+/// An integer in the form of the protocol: digits, after a `-` if it is negative.
+#[inline]
+pub(crate) fn parse_integer(text: &[u8]) -> Option<i64> {
+    let (is_negative, digits) = match text {
+        [b'-', digits @ ..] => (true, digits),
+        digits => (false, digits),
+    };
+    // Most numbers are short: 18 digits cannot overflow.
+    if digits.is_empty() || digits.len() > 19 {
+        return None;
+    }
+    let mut number: i64 = 0;
+    for digit in digits {
+        let value = digit.wrapping_sub(b'0');
+        if value > 9 {
+            return None;
+        }
+        number = number.checked_mul(10)?.checked_add(i64::from(value))?;
+    }
+    Some(if is_negative { -number } else { number })
 }
 
 #[cfg(test)]

@@ -1,9 +1,9 @@
 //! The Redis protocol, RESP2 and RESP3.
 //!
 //! bytes → command → decide → reply: `connection` reads and writes, `frame` and `inline` find commands in the bytes, `batch`
-//! executes the commands of one read, `shared_batch` those of several connections, `command` has the table of commands, and `reply` encodes. `throttle` decides
-//! `CL.THROTTLE`, `rule_commands` the commands about rules of the policy; the other commands are those that clients send when
-//! they connect.
+//! executes the commands of one read, `command` has the table of commands and finds the route of each, and `reply` encodes.
+//! `throttle_batch` collects `CL.THROTTLE` commands and `throttle` decides them together; `rule_commands` has the commands about
+//! rules of the policy; the other commands are those that clients send when they connect.
 //!
 //! The parser is our own: a command is parsed in place, without an allocation, and its lengths are checked before its bytes
 //! are buffered.
@@ -20,16 +20,15 @@ mod limit_cache;
 mod reply;
 mod rule_commands;
 mod server_commands;
-mod shared_batch;
 mod throttle;
+mod throttle_batch;
 mod transaction;
-mod workspace;
 
 use tidegate_store::Store;
 use tokio::io::{AsyncRead, AsyncWrite};
 
+pub(crate) use batch::RespState;
 pub use frame::{Arguments, CommandParser, FrameError};
-pub(crate) use workspace::RespState;
 
 use crate::accept::ServiceConnection;
 use connection::RespConnection;

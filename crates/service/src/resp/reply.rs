@@ -19,9 +19,9 @@ impl<'o> ReplyWriter<'o> {
         Self { output, is_resp3 }
     }
 
-    /// The bytes of the output.
-    pub(crate) fn len(&self) -> usize {
-        self.output.len()
+    /// Writes the replies that follow in this version of the protocol.
+    pub(crate) fn select_version(&mut self, is_resp3: bool) {
+        self.is_resp3 = is_resp3;
     }
 
     /// A status such as `OK`.
@@ -37,6 +37,7 @@ impl<'o> ReplyWriter<'o> {
         self.output.extend_from_slice(b"\r\n");
     }
 
+    #[inline]
     pub(crate) fn integer(&mut self, number: i64) {
         self.line(b':', Buffer::new().format(number).as_bytes());
     }

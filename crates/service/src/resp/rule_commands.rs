@@ -13,8 +13,7 @@ use tidegate_telemetry::{
 };
 
 use super::check_reply::CheckReply;
-use super::command::parse_integer;
-use super::frame::Arguments;
+use super::frame::{Arguments, parse_integer};
 use super::reply::ReplyWriter;
 use super::throttle::STORE_FAILED;
 use crate::client::{self, RuleClientError, StatedIdentity};

@@ -14,7 +14,7 @@ pub(super) fn command(arguments: &Arguments<'_>, replies: &mut ReplyWriter<'_>) 
         b"list" => {
             replies.array(COMMANDS.len());
             for command in &COMMANDS {
-                replies.bulk(command.name);
+                replies.bulk(command.name.to_ascii_lowercase());
             }
         }
         b"docs" => replies.map(0),
@@ -36,7 +36,7 @@ fn write_infos(
             continue;
         };
         replies.array(6);
-        replies.bulk(name);
+        replies.bulk(name.to_ascii_lowercase());
         replies.integer(*arity);
         replies.array(1);
         replies.status(flag);

@@ -1,233 +1,130 @@
 //! `CL.THROTTLE`: a limit that the command carries, with the replies of redis-cell.
 
-use std::cell::RefCell;
 use std::net::IpAddr;
 
 use smallvec::SmallVec;
-use thiserror::Error;
-use tidegate_core::{Check, Cost, CounterKey, Decision, Timestamp, Verdict};
+use tidegate_core::{Check, Decision, Timestamp, Verdict};
 use tidegate_store::{ClockReading, Store};
 use tidegate_telemetry::{CommandClient, CommandFailure, CommandLog, CommandRecord, DecisionKind, Protocol};
 
-use super::command::parse_integer;
-use super::frame::{Arguments, Span};
-use super::limit_cache::{CarriedLimit, LimitCache, LimitParameters, LimitParametersError, RULE};
+use super::command::CommandOrigin;
+use super::limit_cache::RULE;
 use super::reply::{ReplyWriter, saturated};
-use crate::immediate::poll_immediate;
+use super::throttle_batch::ThrottleBatch;
 use crate::worker::ServiceWorker;
 
 /// The name of the rule in metrics and logs, which is that of the command.
 const RULE_NAME: &str = "CL.THROTTLE";
 
-/// The reply if there is no decision. What the store says is for the operator, not for clients.
-pub(super) const STORE_FAILED: &str = "STOREFAILED the store is unavailable, so there is no decision";
-
-/// The most commands that are decided together.
-pub(crate) const MAX_BATCH: usize = 256;
-
 /// Batches up to this length need no allocation.
 const INLINE_CHECKS: usize = 32;
 
-/// Why a `CL.THROTTLE` command has no decision.
-#[derive(Debug, Error)]
-pub(crate) enum ThrottleError {
-    #[error("ERR wrong number of arguments for 'cl.throttle' command")]
-    Arity,
-    #[error("ERR {name} is not an integer or out of range")]
-    NoInteger { name: &'static str },
-    #[error("ERR {name} must not be negative")]
-    Negative { name: &'static str },
-    #[error("ERR {0}")]
-    Limit(#[from] LimitParametersError),
-}
+/// The reply if there is no decision. What the store says is for the operator, not for clients.
+pub(super) const STORE_FAILED: &str = "STOREFAILED the store is unavailable, so there is no decision";
 
-/// A command that waits for its batch.
-#[derive(Clone, Copy, Debug)]
-struct PendingThrottle {
-    key: Span,
-    /// The index of its limit.
-    limit: usize,
-    cost: Cost,
-    /// The client that sent it.
-    peer: IpAddr,
-}
-
-impl PendingThrottle {
-    fn check<'c>(&self, bytes: &'c [u8], carried: &'c CarriedLimit) -> Check<'c> {
-        Check::new(CounterKey::new(carried.rule, self.key.of(bytes)), &carried.limit).cost(self.cost)
-    }
-}
-
-/// The limit of the last command. Most commands have the same one, and need not be read to their last digit.
-#[derive(Debug)]
-struct LastLimit {
-    /// The arguments as they were sent, with the framing between them.
-    text: Box<[u8]>,
-    parameters: LimitParameters,
-    limit: CarriedLimit,
-}
-
-/// Consecutive `CL.THROTTLE` commands that are decided together.
-#[derive(Debug, Default)]
-pub(crate) struct ThrottleBatch {
-    pending: Vec<PendingThrottle>,
-    /// The limits of the commands. Successive commands with the same limit share one.
-    limits: Vec<(LimitParameters, CarriedLimit)>,
-    decisions: Vec<Decision>,
-    last: Option<LastLimit>,
-    /// Where the replies of the last decision end in the output.
-    reply_ends: Vec<usize>,
-}
-
-impl ThrottleBatch {
-    pub(crate) fn is_empty(&self) -> bool {
-        self.pending.is_empty()
-    }
-
-    /// The number of commands that wait.
-    pub(crate) fn len(&self) -> usize {
-        self.pending.len()
-    }
-
-    pub(crate) fn is_full(&self) -> bool {
-        self.pending.len() >= MAX_BATCH
-    }
-
-    /// Adds a command of `peer`; not if it is invalid. `offset` is the position of its bytes in those given to
-    /// [`decide`](Self::decide).
-    pub(crate) fn push(
-        &mut self,
-        arguments: &Arguments<'_>,
-        (offset, peer): (usize, IpAddr),
-        cache: &RefCell<LimitCache>,
-    ) -> Result<(), ThrottleError> {
-        let (5..=6, Some(key)) = (arguments.len(), arguments.span(1)) else {
-            return Err(ThrottleError::Arity);
-        };
-        let number = |index, name| match arguments.get(index).map(parse_integer) {
-            Some(Some(number)) => u64::try_from(number).map_err(|_| ThrottleError::Negative { name }),
-            Some(None) => Err(ThrottleError::NoInteger { name }),
-            None => Ok(1),
-        };
-        let text = arguments.framed_text(2, 4);
-        if text.is_none() || self.last.as_ref().is_none_or(|last| text != Some(&*last.text)) {
-            let parameters = LimitParameters {
-                max_burst: number(2, "max_burst")?,
-                count: number(3, "count")?,
-                period: number(4, "period")?,
-            };
-            let limit = cache.borrow_mut().get(parameters)?;
-            self.last = Some(LastLimit { text: text.unwrap_or_default().into(), parameters, limit });
-        }
-        let cost = Cost::new(number(5, "quantity")?);
-        if let Some(LastLimit { parameters, limit, .. }) = &self.last
-            && self.limits.last().is_none_or(|(last, _)| last != parameters)
-        {
-            self.limits.push((*parameters, *limit));
-        }
-        let key = Span { start: key.start + offset, end: key.end + offset };
-        self.pending.push(PendingThrottle { key, limit: self.limits.len() - 1, cost, peer });
-        Ok(())
-    }
-
-    /// Decides all commands and writes their replies. `bytes` are those to which the spans of the commands refer.
-    pub(crate) async fn decide<S: Store + 'static>(
-        &mut self,
-        bytes: &[u8],
-        worker: &ServiceWorker<S>,
-        replies: &mut ReplyWriter<'_>,
-    ) {
-        if worker.limiter.store().is_immediate() {
-            return self.decide_at_once(bytes, worker, replies);
-        }
-        let start = worker.limiter.clock().read();
-        let Self { pending, limits, decisions, .. } = self;
-        let deciding = decide_later(bytes, (pending, limits), (worker, start.at), decisions);
-        let is_decided = Box::pin(deciding).await;
-        self.conclude((is_decided, start), bytes, worker, replies);
-    }
-
-    /// The same with a store in this process. Not a part of a future, which would contain all checks.
-    pub(crate) fn decide_at_once<S: Store + 'static>(
-        &mut self,
-        bytes: &[u8],
-        worker: &ServiceWorker<S>,
-        replies: &mut ReplyWriter<'_>,
-    ) {
-        let start = worker.limiter.clock().read();
-        let Self { pending, limits, decisions, .. } = self;
-        let is_decided = decide_immediate(bytes, (pending, limits), (worker, start.at), decisions);
-        self.conclude((is_decided, start), bytes, worker, replies);
-    }
-
-    /// The reply to a command of the last decision, which wrote all replies to `output`.
-    pub(crate) fn reply<'o>(&self, index: usize, output: &'o [u8]) -> &'o [u8] {
-        let end = |index: usize| self.reply_ends.get(index).copied();
-        let start = index.checked_sub(1).and_then(end).unwrap_or_default();
-        end(index).and_then(|end| output.get(start..end)).unwrap_or_default()
-    }
-
-    /// Writes the replies and records the decisions.
-    fn conclude<S: Store + 'static>(
-        &mut self,
-        (is_decided, start): (bool, ClockReading),
-        bytes: &[u8],
-        worker: &ServiceWorker<S>,
-        replies: &mut ReplyWriter<'_>,
-    ) {
-        let Self { pending, limits, decisions, reply_ends, .. } = self;
-        reply_ends.clear();
-        let counts = if is_decided {
-            write_decisions(decisions, replies, reply_ends)
-        } else {
-            for _ in pending.iter() {
-                replies.error(STORE_FAILED);
-                reply_ends.push(replies.len());
-            }
-            [(DecisionKind::StoreFailed, pending.len()), (DecisionKind::Rejected, 0)]
-        };
-        if let Some(counters) = worker.recorder(Protocol::Resp).counters() {
-            // Each decision of a batch is recorded with an equal part of its time.
-            let nanos = worker.limiter.clock().read().nanos_since(start) / (pending.len().max(1) as u64);
-            let rejected = counts.iter().filter(|(kind, _)| *kind == DecisionKind::Rejected);
-            if let Some(rejected) = rejected.map(|(_, count)| *count).find(|count| *count > 0) {
-                let slots = worker.resp.slots.get_or_init(|| worker.register_rule(RULE, RULE_NAME));
-                for _ in 0..rejected {
-                    // Keys are no clients of the policy and are not listed.
-                    counters.record_rejection(slots, RULE, b"", start.at);
-                }
-            }
-            for (kind, count) in counts.into_iter().filter(|(_, count)| *count > 0) {
-                counters.record_decisions(kind, nanos, count as u64);
-            }
-            if let Some(log) = worker.recorder(Protocol::Resp).command_log() {
-                let decisions: &[Decision] = if is_decided { decisions } else { &[] };
-                log_decisions(&log, bytes, (pending, decisions), (start, nanos));
-            }
-        }
-        pending.clear();
-        limits.clear();
-        decisions.clear();
-    }
-}
-
-/// Logs and traces the commands that are sampled. There are no decisions if the store failed.
-#[cold]
-fn log_decisions(
-    log: &CommandLog<'_>,
-    bytes: &[u8],
-    (pending, decisions): (&[PendingThrottle], &[Decision]),
-    (start, nanos): (ClockReading, u64),
+/// Decides all commands of `batch`, writes their replies and records the decisions. `decisions` is empty before and after.
+pub(super) async fn decide<S: Store + 'static>(
+    batch: &mut ThrottleBatch,
+    decisions: &mut Vec<Decision>,
+    origin: &CommandOrigin<'_, S>,
+    replies: &mut ReplyWriter<'_>,
 ) {
-    for (index, command) in pending.iter().enumerate() {
-        let decision = decisions.get(index);
+    let worker = origin.worker;
+    let start = worker.limiter.clock().read();
+    if !try_decide(batch, worker, start.at, decisions) {
+        Box::pin(decide_later(batch, worker, start.at, decisions)).await;
+    }
+    let admitted = write_decisions(decisions, replies);
+    // Either all commands have a decision or none.
+    for _ in decisions.len()..batch.len() {
+        replies.error(STORE_FAILED);
+    }
+    record(batch, decisions, admitted, origin, start);
+    batch.clear();
+    decisions.clear();
+}
+
+/// Decides if the store need not be awaited; returns whether that is so. Not a part of a future, which would contain all checks.
+fn try_decide<S: Store + 'static>(
+    batch: &ThrottleBatch,
+    worker: &ServiceWorker<S>,
+    now: Timestamp,
+    decisions: &mut Vec<Decision>,
+) -> bool {
+    // Filled in place: a move would copy the room for all checks.
+    let mut checks = SmallVec::<[Check<'_>; INLINE_CHECKS]>::new();
+    checks.extend(batch.checks());
+    let mut requests = SmallVec::<[&[Check<'_>]; INLINE_CHECKS]>::new();
+    requests.extend(checks.chunks(1));
+    // After an error there is no decision.
+    worker.limiter.try_check_limits_batch(&requests, now, decisions).is_some()
+}
+
+/// Decides and waits for the store.
+async fn decide_later<S: Store + 'static>(
+    batch: &ThrottleBatch,
+    worker: &ServiceWorker<S>,
+    now: Timestamp,
+    decisions: &mut Vec<Decision>,
+) {
+    let checks: Vec<_> = batch.checks().collect();
+    let requests: Vec<_> = checks.chunks(1).collect();
+    // After an error there is no decision.
+    let _ = worker.limiter.check_limits_batch(&requests, now, decisions).await;
+}
+
+/// Counts the decisions, `admitted` of which admit their command, and logs them.
+fn record<S: Store + 'static>(
+    batch: &ThrottleBatch,
+    decisions: &[Decision],
+    admitted: usize,
+    origin: &CommandOrigin<'_, S>,
+    start: ClockReading,
+) {
+    let CommandOrigin { client, worker, .. } = origin;
+    let recorder = worker.recorder(Protocol::Resp);
+    let Some(counters) = recorder.counters() else { return };
+    // Each decision of a batch is recorded with an equal part of its time.
+    let nanos = worker.limiter.clock().read().nanos_since(start) / (batch.len().max(1) as u64);
+    let (rejected, failed) = (decisions.len() - admitted, batch.len() - decisions.len());
+    if rejected > 0 {
+        let slots = worker.resp.slots.get_or_init(|| worker.register_rule(RULE, RULE_NAME));
+        for _ in 0..rejected {
+            // Keys are no clients of the policy and are not listed.
+            counters.record_rejection(slots, RULE, b"", start.at);
+        }
+    }
+    let counts = [
+        (DecisionKind::Admitted, admitted),
+        (DecisionKind::Rejected, rejected),
+        (DecisionKind::StoreFailed, failed),
+    ];
+    for (kind, count) in counts.into_iter().filter(|(_, count)| *count > 0) {
+        counters.record_decisions(kind, nanos, count as u64);
+    }
+    if let Some(log) = recorder.command_log() {
+        let commands = batch.keys().enumerate().map(|(index, key)| (key, decisions.get(index)));
+        log_decisions(&log, commands, client.peer, start, nanos);
+    }
+}
+
+/// Logs and traces the commands that are sampled, given their keys and decisions. There are no decisions if the store failed.
+#[cold]
+fn log_decisions<'a>(
+    log: &CommandLog<'_>,
+    commands: impl Iterator<Item = (&'a [u8], Option<&'a Decision>)>,
+    peer: IpAddr,
+    start: ClockReading,
+    nanos: u64,
+) {
+    for (key, decision) in commands {
         let kind = match decision {
             Some(decision) if decision.passes() => DecisionKind::Admitted,
             Some(_) => DecisionKind::Rejected,
             None => DecisionKind::StoreFailed,
         };
         log.record(Some(kind), || CommandRecord {
-            client: Some(CommandClient::Chosen(command.key.of(bytes))),
+            client: Some(CommandClient::Chosen(key)),
             rule: Some(RULE_NAME),
             decision: Some((kind, nanos)),
             limit: decision
@@ -238,7 +135,7 @@ fn log_decisions(
                 Verdict::Pass { .. } | Verdict::Never => None,
             }),
             failure: decision.is_none().then_some(CommandFailure::StoreFailed),
-            ..CommandRecord::new(RULE_NAME, command.peer, start)
+            ..CommandRecord::new(RULE_NAME, peer, start)
         });
     }
 }
@@ -254,63 +151,14 @@ pub(crate) fn log_invalid<S: Store + 'static>(peer: IpAddr, worker: &ServiceWork
     }
 }
 
-/// The checks of commands.
-fn checks<'c>(
-    bytes: &'c [u8],
-    pending: &[PendingThrottle],
-    limits: &'c [(LimitParameters, CarriedLimit)],
-) -> SmallVec<[Check<'c>; INLINE_CHECKS]> {
-    let checks = pending.iter().filter_map(|command| {
-        let (_, limit) = limits.get(command.limit)?;
-        Some(command.check(bytes, limit))
-    });
-    checks.collect()
-}
-
-/// Decides with a store in this process.
-fn decide_immediate<S: Store + 'static>(
-    bytes: &[u8],
-    (pending, limits): (&[PendingThrottle], &[(LimitParameters, CarriedLimit)]),
-    (worker, now): (&ServiceWorker<S>, Timestamp),
-    decisions: &mut Vec<Decision>,
-) -> bool {
-    let decided = if let ([command], [(_, limit)]) = (pending, limits) {
-        // Without a pipeline each batch is one command, which needs no list.
-        let check = [command.check(bytes, limit)];
-        poll_immediate(worker.limiter.check_limits_batch(&[&check], now, decisions))
-    } else {
-        let checks = checks(bytes, pending, limits);
-        let batch: SmallVec<[&[Check<'_>]; INLINE_CHECKS]> = checks.chunks(1).collect();
-        poll_immediate(worker.limiter.check_limits_batch(&batch, now, decisions))
-    };
-    decided.is_some_and(|decided| decided.is_ok())
-}
-
-/// Decides with any store.
-async fn decide_later<S: Store + 'static>(
-    bytes: &[u8],
-    (pending, limits): (&[PendingThrottle], &[(LimitParameters, CarriedLimit)]),
-    (worker, now): (&ServiceWorker<S>, Timestamp),
-    decisions: &mut Vec<Decision>,
-) -> bool {
-    let checks = checks(bytes, pending, limits);
-    let batch: Vec<&[Check<'_>]> = checks.chunks(1).collect();
-    worker.limiter.check_limits_batch(&batch, now, decisions).await.is_ok()
-}
-
-/// Writes the replies and counts the decisions.
-fn write_decisions(
-    decisions: &[Decision],
-    replies: &mut ReplyWriter<'_>,
-    ends: &mut Vec<usize>,
-) -> [(DecisionKind, usize); 2] {
+/// Writes the replies. Returns the number of decisions that admit their command.
+fn write_decisions(decisions: &[Decision], replies: &mut ReplyWriter<'_>) -> usize {
     let mut admitted = 0;
     for decision in decisions {
         admitted += usize::from(decision.passes());
         write_decision(decision, replies);
-        ends.push(replies.len());
     }
-    [(DecisionKind::Admitted, admitted), (DecisionKind::Rejected, decisions.len() - admitted)]
+    admitted
 }
 
 /// Whether the command is limited, the limit, what remains, and the seconds until a retry and until the key is unused, rounded

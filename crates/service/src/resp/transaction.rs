@@ -4,10 +4,9 @@
 //! a transaction is not.
 
 use super::client_state::RespClientState;
-use super::command::{CommandInfo, CommandKind};
+use super::command::{CommandKind, CommandRoute, Refusal};
 use super::frame::{Arguments, MAX_COMMAND};
 use super::reply::ReplyWriter;
-use crate::auth::ListenerTokens;
 
 /// The most bytes of commands in a transaction.
 const MAX_BYTES: usize = 256 << 10;
@@ -24,73 +23,76 @@ pub(crate) struct Transaction {
     is_failed: bool,
 }
 
-/// What a command means for transactions.
-#[derive(Debug)]
-pub(crate) enum TransactionStep {
-    /// It is executed as without a transaction.
-    Outside,
-    /// It was answered.
-    Answered,
-    /// It executes this number of commands.
-    Execute(Vec<u8>, usize),
-}
-
-/// Whether a command must be passed to [`step`].
-pub(crate) fn concerns(arguments: &Arguments<'_>, client: &RespClientState) -> bool {
-    let is_one_of = |name: &[u8]| {
-        [&b"multi"[..], b"exec", b"discard"].iter().any(|other| other.eq_ignore_ascii_case(name))
-    };
-    client.transaction.is_some() || arguments.get(0).is_some_and(is_one_of)
-}
-
-/// Begins or ends a transaction, or adds a command to it.
-pub(crate) fn step(
-    arguments: &Arguments<'_>,
+/// The route of a command after `MULTI`. If it is refused, `EXEC` will execute nothing.
+#[cold]
+pub(super) fn route(
+    found: Result<CommandKind, Refusal>,
+    name: &[u8],
     client: &mut RespClientState,
-    tokens: &ListenerTokens,
-    replies: &mut ReplyWriter<'_>,
-) -> TransactionStep {
+) -> CommandRoute {
     use CommandKind::{Discard, Exec, Multi, Quit, ResetConnection};
-    let is_authorized = client.is_authorized(tokens);
-    let found = CommandInfo::find(arguments.get(0).unwrap_or_default());
-    let is_exec = found.is_some_and(|command| matches!(command.kind, Exec));
-    let command = found.filter(|command| is_authorized && command.accepts(arguments.len()));
-    let kind = command.map(|command| command.kind);
-    match (kind, client.transaction.take()) {
-        (Some(Multi), None) => {
-            client.transaction = Some(Transaction::default());
-            replies.status("OK");
+    match found {
+        Ok(kind @ (Multi | Exec | Discard | ResetConnection | Quit)) if !client.is_locked => {
+            CommandRoute::Execute(kind)
         }
-        (Some(Exec), None) => replies.error("ERR EXEC without MULTI"),
-        (Some(Discard), None) => replies.error("ERR DISCARD without MULTI"),
-        (_, None) | (Some(ResetConnection | Quit), _) => return TransactionStep::Outside,
-        (Some(Multi), transaction) => {
-            client.transaction = transaction;
-            replies.error("ERR MULTI calls can not be nested");
-        }
-        (Some(Exec), Some(Transaction { is_failed: true, .. })) => {
-            replies.error("EXECABORT Transaction discarded because of previous errors.");
-        }
-        (Some(Exec), Some(Transaction { commands, len, .. })) => {
-            return TransactionStep::Execute(commands, len);
-        }
-        (Some(Discard), _) => replies.status("OK"),
-        (Some(kind), Some(mut transaction)) => {
-            transaction.add(kind, arguments, replies);
-            client.transaction = Some(transaction);
-        }
-        // The reply is the error of the command. A refused `EXEC` ends the transaction too, as in Redis: its client sends commands
-        // that are not part of one next, and must not read `QUEUED` as their replies.
-        (None, Some(_)) => {
-            client.transaction =
-                (!is_exec).then(|| Transaction { is_failed: true, ..Transaction::default() });
-            return TransactionStep::Outside;
+        Ok(kind) if !client.is_locked => CommandRoute::Queue(kind),
+        found => {
+            // A refused `EXEC` ends the transaction too, as in Redis: its client sends commands that are not part of one next, and
+            // must not read `QUEUED` as their replies.
+            let is_exec = name.eq_ignore_ascii_case(b"exec");
+            client.transaction = (!is_exec).then(Transaction::failed);
+            found.map_or_else(CommandRoute::Refuse, CommandRoute::Execute)
         }
     }
-    TransactionStep::Answered
+}
+
+/// `MULTI`
+pub(super) fn multi(client: &mut RespClientState, replies: &mut ReplyWriter<'_>) {
+    if client.transaction.is_some() {
+        return replies.error("ERR MULTI calls can not be nested");
+    }
+    client.transaction = Some(Transaction::default());
+    replies.status("OK");
+}
+
+/// Adds a command.
+pub(super) fn queue(
+    kind: CommandKind,
+    arguments: &Arguments<'_>,
+    client: &mut RespClientState,
+    replies: &mut ReplyWriter<'_>,
+) {
+    client.transaction.get_or_insert_default().add(kind, arguments, replies);
+}
+
+/// `DISCARD`
+pub(super) fn discard(client: &mut RespClientState, replies: &mut ReplyWriter<'_>) {
+    match client.transaction.take() {
+        Some(_) => replies.status("OK"),
+        None => replies.error("ERR DISCARD without MULTI"),
+    }
+}
+
+/// `EXEC`: the commands that are to be executed. Their replies complete the one that is written here.
+pub(super) fn exec(client: &mut RespClientState, replies: &mut ReplyWriter<'_>) -> Vec<u8> {
+    match client.transaction.take() {
+        None => replies.error("ERR EXEC without MULTI"),
+        Some(Transaction { is_failed: true, .. }) => {
+            replies.error("EXECABORT Transaction discarded because of previous errors.");
+        }
+        Some(Transaction { commands, len, .. }) => {
+            replies.array(len);
+            return commands;
+        }
+    }
+    Vec::new()
 }
 
 impl Transaction {
+    fn failed() -> Self {
+        Self { is_failed: true, ..Self::default() }
+    }
+
     fn add(&mut self, kind: CommandKind, arguments: &Arguments<'_>, replies: &mut ReplyWriter<'_>) {
         use CommandKind::{Echo, Ping, Rule, Select, Throttle};
         // With the framing.
@@ -104,7 +106,7 @@ impl Transaction {
         } else {
             "ERR too big command in a transaction; send it without MULTI"
         };
-        *self = Self { is_failed: true, ..Self::default() };
+        *self = Self::failed();
         replies.error(error);
     }
 

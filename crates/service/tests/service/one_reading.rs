@@ -52,7 +52,9 @@ async fn compare(count: u64, seed: u64) {
                 ObservedReading::Checked(_) => checked += 1,
             }
             trusted += u64::from(request.is_trusted);
-            readings.keys().for_each(|interface| *expressed.entry(interface).or_default() += 1);
+            for interface in readings.keys() {
+                *expressed.entry(interface).or_default() += 1;
+            }
         }
     }
     println!(

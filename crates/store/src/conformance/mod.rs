@@ -2,7 +2,8 @@
 //!
 //! It replays random traces (several limits and clients, costs, roles, batches, refunds, resets, overrides, changed limits,
 //! time that jumps and goes back) on the store and on an oracle, which is the core over a plain map, and requires equal
-//! decisions, field by field. A failure prints the seed, the step and both decisions; the same seed replays the same trace.
+//! decisions, field by field. Half of the operations are tried without a wait first. A failure prints the seed, the step and both
+//! decisions; the same seed replays the same trace.
 //!
 //! ```
 //! use tidegate_core::Algorithm;
@@ -16,15 +17,17 @@ mod contention;
 pub(crate) mod oracle;
 mod oracle_entry;
 mod trace;
+mod try_first;
 
 use std::fmt;
 
-use tidegate_core::{Algorithm, Check, Decision, Timestamp, Verdict};
+use tidegate_core::{Algorithm, Decision, Verdict};
 
 use crate::store::{Store, StoreError};
 pub use contention::assert_two_threads_admit_exactly_the_limit;
 use oracle::Oracle;
 use trace::{Op, Trace};
+use try_first::TryFirst;
 
 /// The traces to replay.
 #[derive(Clone, Copy, Debug)]
@@ -60,6 +63,10 @@ pub struct Coverage {
     pub overrides: u64,
     /// Limits changed.
     pub changed_limits: u64,
+    /// Operations tried without a wait.
+    pub tried: u64,
+    /// Those of them that had to be awaited.
+    pub awaited: u64,
 }
 
 impl Suite {
@@ -68,7 +75,7 @@ impl Suite {
     /// # Panics
     /// If the store differs from the oracle in any field, if it fails, or if an operation was never covered.
     pub async fn run(&self, store: &impl Store) -> Coverage {
-        let mut coverage = Coverage::default();
+        let (mut coverage, mut store) = (Coverage::default(), TryFirst::new(store));
         for number in 0..self.traces {
             let seed = self.seed.wrapping_add(number);
             let mut trace = Trace::new(self.algorithms, seed);
@@ -76,9 +83,10 @@ impl Suite {
             for step in 0..self.steps {
                 let op = trace.next_op();
                 let step = TraceStep { seed, step, op: &op };
-                compare(&step, store, &mut oracle, &mut trace, &mut coverage).await;
+                compare(&step, &mut store, &mut oracle, &mut trace, &mut coverage).await;
             }
         }
+        (coverage.tried, coverage.awaited) = (store.tried, store.awaited);
         let Coverage {
             decisions: _,
             passed,
@@ -89,8 +97,10 @@ impl Suite {
             resets,
             overrides,
             changed_limits,
+            tried,
+            awaited: _,
         } = coverage;
-        let everything = [passed, not_until, never, peeks, refunds, resets, overrides, changed_limits];
+        let everything = [passed, not_until, never, peeks, refunds, resets, overrides, changed_limits, tried];
         assert!(!everything.contains(&0), "too few steps to cover every operation: {coverage:?}");
         coverage
     }
@@ -118,25 +128,9 @@ impl TraceStep<'_> {
     }
 }
 
-/// Half of the single checks are decided at once, if the store can.
-async fn decide(
-    step: usize,
-    store: &impl Store,
-    checks: &[Check<'_>],
-    now: Timestamp,
-) -> Result<Decision, StoreError> {
-    if let [check] = checks
-        && step % 2 == 1
-        && let Some(outcome) = store.decide_at_once(check, now).outcome()
-    {
-        return Ok(Decision::of_one(now, check.role, outcome));
-    }
-    store.decide(checks, now).await
-}
-
 async fn compare(
     step: &TraceStep<'_>,
-    store: &impl Store,
+    store: &mut TryFirst<'_, impl Store>,
     oracle: &mut Oracle,
     trace: &mut Trace,
     coverage: &mut Coverage,
@@ -146,7 +140,7 @@ async fn compare(
         Op::Decide(specs) => {
             let checks = trace.checks(specs);
             let expected = oracle.decide(&checks, now);
-            let got = step.unwrap(decide(step.step, store, &checks, now).await);
+            let got = step.unwrap(store.decide(&checks, now).await);
             step.assert_equal(&expected, &got);
             coverage.count(&expected);
             trace.remember(specs.clone(), expected);
@@ -154,8 +148,7 @@ async fn compare(
         Op::Batch(specs) => {
             let checks: Vec<_> = specs.iter().map(|specs| trace.checks(specs)).collect();
             let batch: Vec<_> = checks.iter().map(Vec::as_slice).collect();
-            let mut decisions = Vec::new();
-            step.unwrap(store.decide_batch(&batch, now, &mut decisions).await);
+            let decisions = step.unwrap(store.decide_batch(&batch, now).await);
             assert_eq!(decisions.len(), batch.len(), "{step}\none decision per request");
             for (checks, decision) in batch.iter().zip(&decisions) {
                 let expected = oracle.decide(checks, now);
@@ -179,13 +172,13 @@ async fn compare(
         Op::Reset(key) => {
             let key = trace.key(*key);
             oracle.reset(key);
-            step.unwrap(store.reset(key).await);
+            step.unwrap(store.store.reset(key).await);
             coverage.resets += 1;
         }
         Op::Override(key, replacement) => {
             let key = trace.key(*key);
             oracle.override_limit(key, *replacement, now);
-            step.unwrap(store.override_limit(key, *replacement, now).await);
+            step.unwrap(store.store.override_limit(key, *replacement, now).await);
             coverage.overrides += 1;
         }
         Op::ChangeLimit(rule, limit) => {

@@ -1,9 +1,9 @@
 //! The reference store: the core over a plain map, single-threaded, without eviction.
 
-use std::collections::BTreeMap;
+use std::collections::HashMap;
 
 use tidegate_core::{
-    Check, Cost, CounterKey, Decision, Ledger, Outcome, Refund, RuleId, Timestamp, decide, peek,
+    AsKey, Check, Cost, CounterKey, Decision, Ledger, Outcome, OwnedKey, Refund, Timestamp, decide, peek,
 };
 
 use super::oracle_entry::OracleEntry;
@@ -11,7 +11,7 @@ use crate::store::Override;
 
 #[derive(Debug, Default)]
 pub(crate) struct Oracle {
-    entries: BTreeMap<(RuleId, Vec<u8>), OracleEntry>,
+    entries: HashMap<OwnedKey, OracleEntry>,
 }
 
 impl Oracle {
@@ -46,7 +46,7 @@ impl Oracle {
     }
 
     fn entry(&mut self, key: CounterKey<'_>) -> &mut OracleEntry {
-        self.entries.entry((key.rule, key.client.to_vec())).or_default()
+        self.entries.entry(key.into()).or_default()
     }
 }
 
@@ -59,7 +59,7 @@ struct OracleLedger<'a> {
 impl Ledger for OracleLedger<'_> {
     fn evaluate(&self, check: usize, cost: Cost) -> Outcome {
         let Check { key, limit, .. } = self.checks[check];
-        let entry = self.oracle.entries.get(&(key.rule, key.client.to_vec()));
+        let entry = self.oracle.entries.get(&key as &dyn AsKey);
         entry.unwrap_or(&OracleEntry::default()).evaluate(limit, self.now, cost)
     }
 

@@ -9,13 +9,13 @@ use crate::store::{Override, StoredOverride};
 /// One key's counter and override. The default is an unused key.
 #[derive(Clone, Debug, Default)]
 pub(super) struct OracleEntry {
-    counter: Option<Counter>,
+    counter: Option<OracleCounter>,
     stored: Option<StoredOverride>,
 }
 
 /// A state, and the limit it was last counted under.
 #[derive(Clone, Debug)]
-struct Counter {
+struct OracleCounter {
     limit: Limit,
     state: CounterState,
 }
@@ -32,14 +32,14 @@ impl OracleEntry {
         let limit = self.in_force(limit, now);
         if let Some(counter) = self.counter.as_mut().filter(|counter| counter.limit != limit) {
             let state = std::mem::take(&mut counter.state);
-            *counter = Counter { limit, state: limit.rebase(&counter.limit, state, now) };
+            *counter = OracleCounter { limit, state: limit.rebase(&counter.limit, state, now) };
         }
     }
 
     /// Charges `cost` under the limit that [`adopt`](Self::adopt) applied.
     pub(super) fn charge(&mut self, limit: &Limit, now: Timestamp, cost: Cost) {
         let limit = self.in_force(limit, now);
-        let counter = self.counter.get_or_insert(Counter { limit, state: CounterState::Unseen });
+        let counter = self.counter.get_or_insert(OracleCounter { limit, state: CounterState::Unseen });
         counter.limit.charge(&mut counter.state, now, cost);
     }
 

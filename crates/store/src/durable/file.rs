@@ -16,11 +16,11 @@ use redb::{
     Builder, Database, DatabaseError, ReadableDatabase, ReadableTable, StorageBackend, StorageError,
     TableDefinition, TableError, WriteTransaction,
 };
-use tidegate_core::{Limit, PenaltyState, RuleId, Spec, TimeSpan, Timestamp};
+use tidegate_core::{CounterKey, Limit, OwnedKey, PenaltyState, RuleId, Spec, TimeSpan, Timestamp};
 
 use super::error::{BackupError, OpenError};
 use super::record::{BanRecord, Contents, DurableChange, OverrideKey, OverrideRecord};
-use crate::penalties::{PenaltyEntry, PenaltyKey};
+use crate::penalties::PenaltyEntry;
 
 /// The format that this version writes, and the newest that it reads.
 pub(super) const FORMAT: u64 = 1;
@@ -175,7 +175,7 @@ impl DurableFile {
             for row in transaction.open_table(PENALTIES)?.iter()? {
                 let (key, row) = row?;
                 let (rule, client) = key.value();
-                let key = PenaltyKey { rule: RuleId::from_u64(rule), client: client.into() };
+                let key = OwnedKey::from(CounterKey::new(RuleId::from_u64(rule), client));
                 contents.penalties.insert(key.clone(), penalty_of(key, row.value()));
             }
             Ok(contents)
@@ -315,7 +315,7 @@ fn ban_of((since, until, reason): (u64, Option<u64>, &str)) -> BanRecord {
     }
 }
 
-fn penalty_of(key: PenaltyKey, row: PenaltyRow) -> PenaltyEntry {
+fn penalty_of(key: OwnedKey, row: PenaltyRow) -> PenaltyEntry {
     let (violations, level, since, locked_until, locked_for, expires_at) = row;
     let record = PenaltyState {
         violations,

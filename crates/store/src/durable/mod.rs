@@ -27,14 +27,14 @@ pub struct Durable {
     jobs: mpsc::Sender<Job>,
 }
 
-type Reply<T> = oneshot::Sender<T>;
+type JobReply<T> = oneshot::Sender<T>;
 
 #[derive(Debug)]
 enum Job {
-    Apply(Vec<DurableChange>, Reply<Result<(), DurableError>>),
-    BackUp(PathBuf, Reply<Result<(), BackupError>>),
-    Release(Reply<()>),
-    Resume(Reply<Result<Contents, OpenError>>),
+    Apply(Vec<DurableChange>, JobReply<Result<(), DurableError>>),
+    BackUp(PathBuf, JobReply<Result<(), BackupError>>),
+    Release(JobReply<()>),
+    Resume(JobReply<Result<Contents, OpenError>>),
 }
 
 impl Durable {
@@ -86,7 +86,7 @@ impl Durable {
         self.send(Job::Resume).await
     }
 
-    async fn send<T>(&self, job: impl FnOnce(Reply<T>) -> Job) -> Result<T, DurableError> {
+    async fn send<T>(&self, job: impl FnOnce(JobReply<T>) -> Job) -> Result<T, DurableError> {
         let (reply, answer) = oneshot::channel();
         self.jobs.send(job(reply)).await.map_err(|_| DurableError::Ended)?;
         answer.await.map_err(|_| DurableError::Ended)

@@ -2,9 +2,9 @@
 
 use std::collections::BTreeMap;
 
-use tidegate_core::{Algorithm, Spec, Timestamp};
+use tidegate_core::{Algorithm, OwnedKey, Spec, Timestamp};
 
-use crate::penalties::{PenaltyEntry, PenaltyKey};
+use crate::penalties::PenaltyEntry;
 
 /// A ban set by an operator.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -62,7 +62,7 @@ pub enum DurableChange {
     /// Sets or replaces the penalty state of a client.
     SetPenalty(PenaltyEntry),
     /// Removes a penalty state.
-    RemovePenalty(PenaltyKey),
+    RemovePenalty(OwnedKey),
     /// Removes all penalty states.
     ClearPenalties,
 }
@@ -75,7 +75,7 @@ pub struct Contents {
     /// Overrides.
     pub overrides: BTreeMap<OverrideKey, OverrideRecord>,
     /// Penalty states: violations and lock-outs.
-    pub penalties: BTreeMap<PenaltyKey, PenaltyEntry>,
+    pub penalties: BTreeMap<OwnedKey, PenaltyEntry>,
 }
 
 impl Contents {

@@ -225,23 +225,6 @@ impl AlgorithmVisitor for DecideOne<'_> {
     }
 }
 
-/// Decides a single check, if its counter allows that without a lock; compiled separately for each algorithm.
-pub(super) struct TryOne<'a> {
-    pub(super) store: &'a MemoryStore,
-    pub(super) check: &'a Check<'a>,
-    pub(super) lookup: KeyLookup,
-    pub(super) now: Timestamp,
-}
-
-impl AlgorithmVisitor for TryOne<'_> {
-    type Output = Option<Outcome>;
-
-    #[inline(never)]
-    fn visit<M: RateAlgorithm>(self, algorithm: &M) -> Option<Outcome> {
-        self.store.try_one(algorithm, self.check, self.lookup, self.now)
-    }
-}
-
 /// A counter as it was read, and its next word if it is charged.
 #[derive(Clone, Copy, Debug)]
 struct PlannedUpdate<'t> {

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::sync::{Mutex, PoisonError};
 
-use tidegate_core::{CounterKey, RuleId, Timestamp};
+use tidegate_core::{CounterKey, OwnedKey, RuleId, Timestamp};
 
 use crate::space_saving::SpaceSaving;
 
@@ -15,24 +15,14 @@ const KEYS_PER_RULE: usize = 64;
 const MAX_RULES: usize = 1_024;
 
 /// A key with many requests.
-#[derive(Clone, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HeavyKey {
-    /// The rule.
-    pub rule: RuleId,
-    /// The client.
-    pub client: Box<[u8]>,
+    /// The rule and the client.
+    pub key: OwnedKey,
     /// Estimated number of admitted requests.
     pub admitted: u64,
     /// Estimated number of rejected requests.
     pub rejected: u64,
-}
-
-impl std::fmt::Debug for HeavyKey {
-    /// Redacted: a client may be an API key.
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let Self { rule, client, admitted, rejected } = self;
-        write!(f, "HeavyKey({rule:?}, {} bytes, {admitted} admitted, {rejected} rejected)", client.len())
-    }
 }
 
 /// A sketch of the heaviest keys per rule, over the sampled decisions.
@@ -92,8 +82,7 @@ impl HeavyHitters {
             .iter()
             .flat_map(|(rule, of_rule)| of_rule.keys.iter().map(|one| (*rule, &one.item)))
             .map(|(rule, one)| HeavyKey {
-                rule,
-                client: one.client.clone(),
+                key: CounterKey::new(rule, &one.client).into(),
                 admitted: one.admitted * SAMPLE,
                 rejected: one.rejected * SAMPLE,
             })
@@ -141,7 +130,7 @@ mod tests {
             }
         }
         let heaviest = hitters.heaviest();
-        assert_eq!(&*heaviest[0].client, b"abuser");
+        assert_eq!(&*heaviest[0].key.client, b"abuser");
         let requests = heaviest[0].admitted + heaviest[0].rejected;
         assert!((90_000..=110_000).contains(&requests), "100,000 were estimated as {requests}");
         assert!(heaviest.len() <= KEYS_PER_RULE);
@@ -157,6 +146,6 @@ mod tests {
         }
         let heaviest = hitters.heaviest();
         assert_eq!(heaviest.len(), MAX_RULES);
-        assert_eq!((&*heaviest[0].client, heaviest[0].admitted), (&b"busy"[..], 10_000 * SAMPLE));
+        assert_eq!((&*heaviest[0].key.client, heaviest[0].admitted), (&b"busy"[..], 10_000 * SAMPLE));
     }
 }

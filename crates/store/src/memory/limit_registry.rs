@@ -62,13 +62,13 @@ struct NumberedLimit {
     secondary: OnceLock<Box<[SharedCell]>>,
 }
 
-type Chunk = [NumberedLimit; CHUNK];
+type LimitChunk = [NumberedLimit; CHUNK];
 
 /// All numbers and their limits.
 #[derive(Debug)]
 pub(super) struct LimitRegistry {
     fingerprints: Box<[AtomicU64; LIMITS]>,
-    chunks: Box<[OnceLock<Box<Chunk>>]>,
+    chunks: Box<[OnceLock<Box<LimitChunk>>]>,
     /// How many numbers may be in use without a pin, before a decision gets no new one.
     max_unpinned: usize,
     /// The counters of keys under limits without a number that share them, for each size of limits.

@@ -31,9 +31,9 @@ use tidegate_core::{
     decide, peek,
 };
 
-use crate::store::{Override, PromptDecision, Store, StoreError};
+use crate::store::{Override, Store, StoreError};
 use cache_line::CacheLine;
-use fast_path::{DecideOne, TryOne, is_common};
+use fast_path::{DecideOne, is_common};
 use hash::KeyHasher;
 use heavy_hitters::HeavyHitters;
 pub use heavy_hitters::HeavyKey;
@@ -177,18 +177,11 @@ impl MemoryStore {
         Some((algorithm, spent))
     }
 
-    #[inline(never)]
-    fn try_one_slow(&self, check: &Check<'_>, now: Timestamp) -> PromptDecision {
-        let outcome = check.limit.visit(TryOne { store: self, check, lookup: self.look_up(check), now });
-        outcome.map_or(PromptDecision::Undecided, PromptDecision::from)
-    }
-
     #[expect(clippy::inline_always, reason = "fields that the caller does not read are not computed")]
     #[inline(always)]
     fn decide_now(&self, checks: &[Check<'_>], now: Timestamp) -> Result<Decision, StoreError> {
-        if let [check] = checks
-            && let Some((algorithm, spent)) = self.spend_common(check, now)
-        {
+        let [check] = checks else { return self.decide_slow(checks, now) };
+        if let Some((algorithm, spent)) = self.spend_common(check, now) {
             let outcome = algorithm.outcome_of_one(spent, now);
             #[expect(
                 clippy::if_same_then_else,
@@ -201,7 +194,8 @@ impl MemoryStore {
             };
         }
         cold_path();
-        self.decide_slow(checks, now)
+        // A copy, so that the check of any other decision need not be in memory.
+        self.decide_slow(&[*check], now)
     }
 
     #[inline(never)]
@@ -253,9 +247,23 @@ impl MemoryStore {
         Ok(())
     }
 
+    fn decide_batch_now(
+        &self,
+        batch: &[&[Check<'_>]],
+        now: Timestamp,
+        decisions: &mut Vec<Decision>,
+    ) -> Result<(), StoreError> {
+        let first = decisions.len();
+        let decided = self.decide_in_order(batch, now, decisions);
+        if decided.is_err() {
+            self.undo(batch, decisions.drain(first..), now);
+        }
+        decided
+    }
+
     /// Prefetches all lines before the first is read. On an error, the decisions made until then are appended.
     #[inline(never)]
-    fn decide_batch_now(
+    fn decide_in_order(
         &self,
         batch: &[&[Check<'_>]],
         now: Timestamp,
@@ -362,6 +370,13 @@ impl MemoryStore {
         self.with_locks(resolved, now, |locked| peek(checks, now, locked))
     }
 
+    fn refund_now(&self, refunds: &[Refund<'_>], now: Timestamp) {
+        let is_same = |one: &Refund<'_>, next: &Refund<'_>| one.key == next.key && one.limit == next.limit;
+        for refunds in refunds.chunk_by(is_same) {
+            self.refund_counter(refunds, now);
+        }
+    }
+
     /// Makes refunds of one counter and limit, in one step. Refunds only if the counter still uses the limit of the charge.
     fn refund_counter(&self, refunds: &[Refund<'_>], now: Timestamp) {
         // At one moment, all refunds of a counter whose limit is known have the same one.
@@ -420,8 +435,6 @@ impl Future for DecideFuture<'_, '_, '_> {
 }
 
 impl Store for MemoryStore {
-    const IS_IMMEDIATE: bool = true;
-
     #[inline]
     fn decide(
         &self,
@@ -433,20 +446,8 @@ impl Store for MemoryStore {
 
     #[expect(clippy::inline_always, reason = "see decide_now")]
     #[inline(always)]
-    fn decide_at_once(&self, check: &Check<'_>, now: Timestamp) -> PromptDecision {
-        match self.spend_common(check, now) {
-            Some((algorithm, spent @ UnitCharge::Admitted(_))) => {
-                PromptDecision::Admitted(algorithm.outcome_of_one(spent, now))
-            }
-            Some((algorithm, spent @ UnitCharge::Rejected(_))) => {
-                PromptDecision::Otherwise(algorithm.outcome_of_one(spent, now))
-            }
-            None => {
-                // A copy, so that the check of any other decision need not be in memory.
-                let check = *check;
-                self.try_one_slow(&check, now)
-            }
-        }
+    fn try_decide(&self, checks: &[Check<'_>], now: Timestamp) -> Option<Result<Decision, StoreError>> {
+        Some(self.decide_now(checks, now))
     }
 
     async fn decide_batch(
@@ -455,24 +456,35 @@ impl Store for MemoryStore {
         now: Timestamp,
         decisions: &mut Vec<Decision>,
     ) -> Result<(), StoreError> {
-        let first = decisions.len();
-        let decided = self.decide_batch_now(batch, now, decisions);
-        if decided.is_err() {
-            self.undo(batch, decisions.drain(first..), now);
-        }
-        decided
+        self.decide_batch_now(batch, now, decisions)
+    }
+
+    #[inline]
+    fn try_decide_batch(
+        &self,
+        batch: &[&[Check<'_>]],
+        now: Timestamp,
+        decisions: &mut Vec<Decision>,
+    ) -> Option<Result<(), StoreError>> {
+        Some(self.decide_batch_now(batch, now, decisions))
     }
 
     async fn peek(&self, checks: &[Check<'_>], now: Timestamp) -> Result<Decision, StoreError> {
         Ok(self.peek_now(checks, now))
     }
 
+    fn try_peek(&self, checks: &[Check<'_>], now: Timestamp) -> Option<Result<Decision, StoreError>> {
+        Some(Ok(self.peek_now(checks, now)))
+    }
+
     async fn refund(&self, refunds: &[Refund<'_>], now: Timestamp) -> Result<(), StoreError> {
-        let is_same = |one: &Refund<'_>, next: &Refund<'_>| one.key == next.key && one.limit == next.limit;
-        for refunds in refunds.chunk_by(is_same) {
-            self.refund_counter(refunds, now);
-        }
+        self.refund_now(refunds, now);
         Ok(())
+    }
+
+    fn try_refund(&self, refunds: &[Refund<'_>], now: Timestamp) -> Option<Result<(), StoreError>> {
+        self.refund_now(refunds, now);
+        Some(Ok(()))
     }
 
     async fn reset(&self, key: CounterKey<'_>) -> Result<(), StoreError> {

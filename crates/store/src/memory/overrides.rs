@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{PoisonError, RwLock};
 
-use tidegate_core::{CounterKey, Limit, Refund, RuleId, Timestamp};
+use tidegate_core::{AsKey, CounterKey, Limit, OwnedKey, Refund, Timestamp};
 
 use super::limit_registry::RetainedLimits;
 use crate::store::{Override, StoredOverride};
@@ -16,12 +16,12 @@ const MIN_PURGE: usize = 64;
 #[derive(Debug, Default)]
 pub(super) struct Overrides {
     count: AtomicUsize,
-    keys: RwLock<OverrideMap>,
+    entries: RwLock<OverrideMap>,
 }
 
 #[derive(Debug, Default)]
 struct OverrideMap {
-    rules: HashMap<RuleId, HashMap<Box<[u8]>, OverrideEntry>>,
+    by_key: HashMap<OwnedKey, OverrideEntry>,
     /// The number of overrides at which expired ones are removed; those of idle clients are not found otherwise.
     purge_at: usize,
 }
@@ -34,15 +34,8 @@ struct OverrideEntry {
 }
 
 impl OverrideMap {
-    fn count(&self) -> usize {
-        self.rules.values().map(HashMap::len).sum()
-    }
-
     fn remove_expired(&mut self, now: Timestamp) {
-        for clients in self.rules.values_mut() {
-            clients.retain(|_, entry| !entry.stored.replacement.has_expired(now));
-        }
-        self.rules.retain(|_, clients| !clients.is_empty());
+        self.by_key.retain(|_, entry| !entry.stored.replacement.has_expired(now));
     }
 }
 
@@ -63,17 +56,11 @@ impl Overrides {
     fn find_in_force(&self, key: &CounterKey<'_>, now: Timestamp) -> Option<Limit> {
         let StoredOverride { replacement, .. } = self.find(key)?;
         if replacement.has_expired(now) {
-            self.remove(key);
+            self.change(|entries| {
+                entries.by_key.remove(key as &dyn AsKey);
+            });
         }
         (now < replacement.until).then_some(replacement.limit)
-    }
-
-    fn remove(&self, key: &CounterKey<'_>) {
-        self.change(|keys| {
-            if let Some(clients) = keys.rules.get_mut(&key.rule) {
-                clients.remove(key.client);
-            }
-        });
     }
 
     /// The limit under which a charge was made and its counter still counts; `None` if that is unknown.
@@ -85,8 +72,8 @@ impl Overrides {
     }
 
     fn find(&self, key: &CounterKey<'_>) -> Option<StoredOverride> {
-        let keys = self.keys.read().unwrap_or_else(PoisonError::into_inner);
-        keys.rules.get(&key.rule)?.get(key.client).map(|entry| entry.stored)
+        let entries = self.entries.read().unwrap_or_else(PoisonError::into_inner);
+        entries.by_key.get(key as &dyn AsKey).map(|entry| entry.stored)
     }
 
     /// Starts an override whose limit is retained.
@@ -97,23 +84,21 @@ impl Overrides {
         retained: RetainedLimits,
         now: Timestamp,
     ) {
-        self.change(|keys| {
-            if keys.count() >= keys.purge_at.max(MIN_PURGE) {
-                keys.remove_expired(now);
-                keys.purge_at = 2 * keys.count();
+        self.change(|entries| {
+            if entries.by_key.len() >= entries.purge_at.max(MIN_PURGE) {
+                entries.remove_expired(now);
+                entries.purge_at = 2 * entries.by_key.len();
             }
-            let clients = keys.rules.entry(key.rule).or_default();
-            let earlier = clients.get(key.client).map(|entry| entry.stored);
+            let earlier = entries.by_key.get(&key as &dyn AsKey).map(|entry| entry.stored);
             let stored = StoredOverride::begin(replacement, earlier, now);
-            clients.insert(key.client.into(), OverrideEntry { stored, retained });
+            entries.by_key.insert(key.into(), OverrideEntry { stored, retained });
         });
     }
 
     /// Ends an override now. The entry is kept for later refunds.
     pub(super) fn end(&self, key: CounterKey<'_>, now: Timestamp) {
-        self.change(|keys| {
-            let clients = keys.rules.get_mut(&key.rule);
-            if let Some(ended) = clients.and_then(|clients| clients.get_mut(key.client)) {
+        self.change(|entries| {
+            if let Some(ended) = entries.by_key.get_mut(&key as &dyn AsKey) {
                 let replacement = &mut ended.stored.replacement;
                 replacement.until = replacement.until.min(now);
                 ended.retained = RetainedLimits::default();
@@ -123,18 +108,17 @@ impl Overrides {
 
     /// Releases the numbers of overrides that no longer apply.
     pub(super) fn release_ended(&self, now: Timestamp) {
-        self.change(|keys| {
-            keys.remove_expired(now);
-            let all = keys.rules.values_mut().flat_map(HashMap::values_mut);
-            for ended in all.filter(|entry| entry.stored.replacement.until <= now) {
+        self.change(|entries| {
+            entries.remove_expired(now);
+            for ended in entries.by_key.values_mut().filter(|entry| entry.stored.replacement.until <= now) {
                 ended.retained = RetainedLimits::default();
             }
         });
     }
 
     fn change(&self, change: impl FnOnce(&mut OverrideMap)) {
-        let mut keys = self.keys.write().unwrap_or_else(PoisonError::into_inner);
-        change(&mut keys);
-        self.count.store(keys.count(), Ordering::Release);
+        let mut entries = self.entries.write().unwrap_or_else(PoisonError::into_inner);
+        change(&mut entries);
+        self.count.store(entries.by_key.len(), Ordering::Release);
     }
 }

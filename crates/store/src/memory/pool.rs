@@ -131,7 +131,7 @@ impl Budget {
 /// Places for entries, allocated and freed one by one, within a budget of bytes.
 #[derive(Debug)]
 pub(super) struct Pool {
-    chunks: Box<[Chunk]>,
+    chunks: Box<[PoolChunk]>,
     free: Mutex<FreeList>,
     /// The number of carried counters.
     counters: AtomicU64,
@@ -139,7 +139,7 @@ pub(super) struct Pool {
 }
 
 /// Allocated when its first place is used.
-type Chunk = OnceLock<Box<[Mutex<PoolEntry>]>>;
+type PoolChunk = OnceLock<Box<[Mutex<PoolEntry>]>>;
 
 /// Freed places, and the first place never used.
 #[derive(Debug, Default)]

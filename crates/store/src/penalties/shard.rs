@@ -2,20 +2,20 @@
 
 use hashbrown::HashTable;
 use hashbrown::hash_table::Entry;
-use tidegate_core::{CounterKey, PenaltyState, Timestamp};
+use tidegate_core::{CounterKey, OwnedKey, PenaltyState, Timestamp};
 
-use super::{PenaltyChanges, PenaltyEntry, PenaltyKey};
+use super::{PenaltyChanges, PenaltyEntry};
 
 /// Entries, limited in number and bytes.
 #[derive(Debug)]
-pub(super) struct Shard {
+pub(super) struct PenaltyShard {
     table: HashTable<ShardEntry>,
     max: usize,
     /// The bytes of the client names, and their limit.
     bytes: usize,
     max_bytes: usize,
     /// Keys removed since the last `take_changes`; at most `max`.
-    removed: Vec<PenaltyKey>,
+    removed: Vec<OwnedKey>,
     is_partial: bool,
     /// Lock-outs that were evicted.
     dropped: u64,
@@ -28,7 +28,7 @@ struct ShardEntry {
     is_changed: bool,
 }
 
-impl Shard {
+impl PenaltyShard {
     pub(super) fn new(max: usize, max_bytes: usize) -> Self {
         let (table, removed) = (HashTable::new(), Vec::new());
         Self { table, max, bytes: 0, max_bytes, removed, is_partial: false, dropped: 0 }
@@ -48,7 +48,7 @@ impl Shard {
     }
 
     pub(super) fn find(&self, hash: u64, key: CounterKey<'_>) -> Option<&PenaltyEntry> {
-        self.table.find(hash, |entry| entry.penalty.key.is(key)).map(|entry| &entry.penalty)
+        self.table.find(hash, |entry| entry.penalty.key.as_key() == key).map(|entry| &entry.penalty)
     }
 
     /// Replaces the state of `key`, or the default state, by the result of `change`: a state and its expiry. `None` if there
@@ -60,7 +60,7 @@ impl Shard {
         now: Timestamp,
         change: impl FnOnce(PenaltyState) -> (PenaltyState, Timestamp),
     ) -> Option<PenaltyState> {
-        if let Some(entry) = self.table.find_mut(hash, |entry| entry.penalty.key.is(key)) {
+        if let Some(entry) = self.table.find_mut(hash, |entry| entry.penalty.key.as_key() == key) {
             let (record, expires_at) = change(entry.penalty.record);
             if entry.penalty.record != record {
                 entry.penalty.record = record;
@@ -74,7 +74,7 @@ impl Shard {
         }
         self.make_room(key.client.len(), now)?;
         let (record, expires_at) = change(PenaltyState::default());
-        let penalty = PenaltyEntry { key: PenaltyKey::of(key), record, expires_at };
+        let penalty = PenaltyEntry { key: key.into(), record, expires_at };
         self.bytes += key.client.len();
         self.table.insert_unique(hash, ShardEntry { hash, penalty, is_changed: true }, |entry| entry.hash);
         if record.lock_out(now).is_some() {
@@ -84,7 +84,7 @@ impl Shard {
     }
 
     pub(super) fn remove(&mut self, hash: u64, key: CounterKey<'_>) -> bool {
-        match self.table.entry(hash, |entry| entry.penalty.key.is(key), |entry| entry.hash) {
+        match self.table.entry(hash, |entry| entry.penalty.key.as_key() == key, |entry| entry.hash) {
             Entry::Occupied(entry) => {
                 let (entry, _) = entry.remove();
                 self.note_removed(entry.penalty);

@@ -8,12 +8,12 @@ use pollster::block_on;
 use proptest::collection::vec;
 use proptest::prelude::*;
 use tempfile::TempDir;
-use tidegate_core::{Algorithm, Limit, PenaltyState, RuleId, Spec, TimeSpan, Timestamp};
+use tidegate_core::{Algorithm, Limit, OwnedKey, PenaltyState, RuleId, Spec, TimeSpan, Timestamp};
+use tidegate_store::PenaltyEntry;
 use tidegate_store::durable::{
     BackupError, BanRecord, Contents, Durable, DurableChange, DurableError, OpenError, OverrideKey,
     OverrideRecord,
 };
-use tidegate_store::{PenaltyEntry, PenaltyKey};
 
 fn ban(reason: &str) -> BanRecord {
     BanRecord { reason: reason.to_owned(), since: Timestamp::from_secs(1_800_000_000), until: None }
@@ -80,7 +80,7 @@ fn penalty_entries() -> impl Strategy<Value = PenaltyEntry> {
     let times = proptest::array::uniform4(0_u64..1 << 53);
     (0_u64..3, vec(0_u8..3, 1..=1), any::<(u32, u32)>(), times).prop_map(|(rule, client, counts, times)| {
         let [since, locked_until, expires_at, locked_for] = times;
-        let key = PenaltyKey { rule: RuleId::from_u64(rule), client: client.into() };
+        let key = OwnedKey { rule: RuleId::from_u64(rule), client: client.into() };
         let record = PenaltyState {
             violations: counts.0,
             level: counts.1,

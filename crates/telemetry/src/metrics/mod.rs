@@ -39,7 +39,7 @@ const GONE: usize = 5;
 
 /// The counts of one core.
 #[derive(Debug, Default)]
-struct Shard {
+struct MetricShard {
     requests: [Counter; DecisionKind::ALL.len()],
     latency: Histogram,
     responses: [Counter; RESPONSES],
@@ -55,7 +55,7 @@ struct Shard {
 #[derive(Debug)]
 pub struct Metrics {
     /// One for each core of each protocol, those of a protocol next to each other.
-    shards: Box<[CachePadded<Shard>]>,
+    shards: Box<[CachePadded<MetricShard>]>,
     cores: usize,
     /// How many handles each protocol has.
     handles: [AtomicUsize; Protocol::ALL.len()],
@@ -121,7 +121,7 @@ impl Metrics {
         exposition
     }
 
-    fn shards(&self) -> impl Iterator<Item = &Shard> + Clone {
+    fn shards(&self) -> impl Iterator<Item = &MetricShard> + Clone {
         self.shards.iter().map(|shard| &**shard)
     }
 
@@ -253,10 +253,10 @@ impl Metrics {
 
 /// The counts of all cores of a protocol.
 #[derive(Clone, Debug)]
-struct ProtocolCounts<'m>(std::iter::Take<std::iter::Skip<std::slice::Iter<'m, CachePadded<Shard>>>>);
+struct ProtocolCounts<'m>(std::iter::Take<std::iter::Skip<std::slice::Iter<'m, CachePadded<MetricShard>>>>);
 
 impl ProtocolCounts<'_> {
-    fn sum(&self, which: impl Fn(&Shard) -> &Counter) -> u64 {
+    fn sum(&self, which: impl Fn(&MetricShard) -> &Counter) -> u64 {
         self.0.clone().map(|shard| which(shard).get()).sum()
     }
 }
@@ -270,7 +270,7 @@ pub struct MetricsHandle {
 }
 
 impl MetricsHandle {
-    fn shard(&self) -> &Shard {
+    fn shard(&self) -> &MetricShard {
         // `Metrics::handle` chose an index within the list.
         &self.metrics.shards[self.shard]
     }

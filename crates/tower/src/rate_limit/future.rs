@@ -75,12 +75,12 @@ impl<D: Store + 'static> Drop for LimitCharge<D> {
     fn drop(&mut self) {
         if self.is_pending {
             let client = std::mem::take(&mut self.client);
-            self.decision.with(|decision| self.limiter.refund(client, decision.clone()));
+            self.decision.with(|decision| self.limiter.refund(client, decision));
         }
     }
 }
 
-/// What a client waits for while its request is not decided. Only stores that are not immediate allocate it.
+/// What a client waits for while its request is not decided. Allocated only if the store has to be awaited.
 type PendingDecision = Pin<Box<dyn Future<Output = (ClientBytes, Result<Decision, StoreError>)> + Send>>;
 
 pin_project! {

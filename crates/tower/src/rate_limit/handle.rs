@@ -2,19 +2,14 @@
 
 use std::collections::HashSet;
 use std::fmt;
-use std::pin::pin;
 use std::sync::Arc;
-use std::task::{Context, Poll, Waker};
 
 use smallvec::SmallVec;
-use tidegate_core::{
-    Algorithm, Check, CounterKey, Decision, Limit, LimitError, RuleId, Spec, TimeSpan, Timestamp,
-};
+use tidegate_core::{Algorithm, Check, CounterKey, Decision, Limit, LimitError, RuleId, Spec, TimeSpan};
 use tidegate_headers::Quota;
-use tidegate_store::{Clock, PromptDecision, RetainedLimits, Store, StoreError};
+use tidegate_store::{Clock, RetainedLimits, Store, StoreError};
 
 use super::error::RateLimiterError;
-use super::kept_decision::KeptDecision;
 use crate::clock::system_clock;
 
 /// A limit with a name.
@@ -35,6 +30,10 @@ impl RateLimitRule {
         Ok(Self { name: name.into(), id: RuleId::named(name), limit, quota })
     }
 
+    fn check<'a>(&'a self, client: &'a [u8]) -> Check<'a> {
+        Check::new(CounterKey::new(self.id, client), &self.limit)
+    }
+
     /// `requests` in each `window`, by a sliding window counter.
     pub fn per_window(name: &str, requests: u64, window: TimeSpan) -> Result<Self, LimitError> {
         Self::new(name, Algorithm::SlidingCounter, Spec::new(requests, window))
@@ -49,16 +48,6 @@ pub enum OnStoreFailure {
     Deny,
     /// Admit the request without a limit.
     Allow,
-}
-
-/// The result of a decision that is immediate.
-fn poll_once(
-    decision: impl Future<Output = Result<Decision, StoreError>>,
-) -> Result<KeptDecision, StoreError> {
-    match pin!(decision).poll(&mut Context::from_waker(Waker::noop())) {
-        Poll::Ready(decision) => decision.map(KeptDecision::new),
-        Poll::Pending => Err(StoreError::Protocol { reason: "the decision is not immediate".to_owned() }),
-    }
 }
 
 /// The limits of a service. Clones share them.
@@ -111,28 +100,19 @@ impl<S: Store> RateLimiter<S> {
         self.shared.store.decide(&self.checks(client), now).await
     }
 
-    /// The time and the decision about the only limit, if the store decides at once.
+    /// Charges `client` like [`decide`](Self::decide), if the store decides without a wait.
     #[expect(clippy::inline_always, reason = "a store computes only what its caller reads, if it is inlined")]
     #[inline(always)]
-    pub(super) fn decide_at_once(&self, client: &[u8]) -> (Timestamp, PromptDecision) {
-        let [rule] = &*self.shared.rules else { return (Timestamp::ZERO, PromptDecision::Undecided) };
+    pub(super) fn try_decide(&self, client: &[u8]) -> Option<Result<Decision, StoreError>> {
         let now = self.shared.clock.now();
-        let check = Check::new(CounterKey::new(rule.id, client), &rule.limit);
-        (now, self.shared.store.decide_at_once(&check, now))
-    }
-
-    /// The decision, if it is immediate.
-    pub(super) fn decide_in_place(&self, client: &[u8]) -> Option<Result<KeptDecision, StoreError>> {
-        if !S::IS_IMMEDIATE {
-            return None;
+        match &*self.shared.rules {
+            [rule] => self.shared.store.try_decide(&[rule.check(client)], now),
+            _ => self.shared.store.try_decide(&self.checks(client), now),
         }
-        let now = self.shared.clock.now();
-        Some(poll_once(self.shared.store.decide(&self.checks(client), now)))
     }
 
     fn checks<'a>(&'a self, client: &'a [u8]) -> Checks<'a> {
-        let check = |rule: &'a RateLimitRule| Check::new(CounterKey::new(rule.id, client), &rule.limit);
-        self.shared.rules.iter().map(check).collect()
+        self.shared.rules.iter().map(|rule| rule.check(client)).collect()
     }
 
     /// The limits, in the order of the outcomes of a decision.
@@ -146,19 +126,19 @@ impl<S: Store> RateLimiter<S> {
 }
 
 impl<S: Store + 'static> RateLimiter<S> {
-    /// Refunds what `decision` charged. If the store is not immediate, this happens in a task of its own.
-    pub(super) fn refund(&self, client: ClientBytes, decision: Decision) {
-        let limiter = self.clone();
-        let refund = async move {
-            let refunds = decision.refunds(&limiter.checks(&client));
-            let now = limiter.shared.clock.now();
-            // If the store fails, the charge stays: it rejects too much, never too little.
-            let _ = limiter.shared.store.refund(&refunds, now).await;
-        };
-        if S::IS_IMMEDIATE {
-            let _ = pin!(refund).poll(&mut Context::from_waker(Waker::noop()));
-        } else if let Ok(runtime) = tokio::runtime::Handle::try_current() {
-            runtime.spawn(refund);
+    /// Refunds what `decision` charged; in a task of its own, if the store has to wait.
+    pub(super) fn refund(&self, client: ClientBytes, decision: &Decision) {
+        let now = self.shared.clock.now();
+        // If the store fails, the charge stays: it rejects too much, never too little.
+        if self.shared.store.try_refund(&decision.refunds(&self.checks(&client)), now).is_some() {
+            return;
+        }
+        if let Ok(runtime) = tokio::runtime::Handle::try_current() {
+            let (limiter, decision) = (self.clone(), decision.clone());
+            runtime.spawn(async move {
+                let refunds = decision.refunds(&limiter.checks(&client));
+                let _ = limiter.shared.store.refund(&refunds, now).await;
+            });
         }
     }
 }

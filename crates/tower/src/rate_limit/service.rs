@@ -4,7 +4,7 @@ use std::mem;
 use std::task::{Context, Poll};
 
 use tidegate_core::Verdict;
-use tidegate_store::{PromptDecision, Store};
+use tidegate_store::{Store, StoreError};
 use tower_service::Service;
 
 use super::client::FindClient;
@@ -48,18 +48,11 @@ impl<S, D, K, P> RateLimitService<S, D, K, P> {
         mem::replace(&mut self.inner, clone)
     }
 
-    fn charge(&self, client: ClientBytes, decision: KeptDecision) -> LimitCharge<D>
-    where
-        D: Store + 'static,
-    {
-        LimitCharge::new(self.limiter.clone(), client, decision, self.mark.clone())
-    }
-
-    /// A call that is not admitted at once. Returns no future, because that may be large and would be copied.
+    /// A call that has a state. Returns no future, because that may be large and would be copied.
     #[inline(never)]
-    fn call_otherwise<R>(
+    fn call_with_state<R>(
         &mut self,
-        decision: Option<KeptDecision>,
+        decided: Option<Result<KeptDecision, StoreError>>,
         client: ClientBytes,
         request: R,
     ) -> BoxCallState<S, R, D, P>
@@ -68,7 +61,7 @@ impl<S, D, K, P> RateLimitService<S, D, K, P> {
         D: Store + 'static,
         P: RespondToLimit<S::Response> + Clone,
     {
-        let decision = match decision.map(Ok).or_else(|| self.limiter.decide_in_place(&client)) {
+        let decision = match decided {
             Some(Ok(decision)) => decision,
             Some(Err(_)) if self.limiter.on_store_failure() == OnStoreFailure::Allow => {
                 return Box::pin(CallState::uncharged(self.mark.clone(), &mut self.inner, request));
@@ -82,7 +75,7 @@ impl<S, D, K, P> RateLimitService<S, D, K, P> {
             }
         };
         let verdict = decision.verdict();
-        let charge = self.charge(client, decision);
+        let charge = LimitCharge::new(self.limiter.clone(), client, decision, self.mark.clone());
         Box::pin(match verdict {
             Verdict::PASS => CallState::charged(charge, self.respond.clone(), &mut self.inner, request),
             Verdict::Pass { wait } => {
@@ -114,28 +107,21 @@ where
 
     #[inline]
     fn call(&mut self, request: R) -> Self::Future {
-        let charge = {
+        {
             let key = self.client.client(&request);
             let mut prefix = [0; 8];
             let client = key.as_ref().map_or(&[][..], |key| key.bytes(&mut prefix));
-            match self.limiter.decide_at_once(client) {
-                // Most requests are admitted at once.
-                (at, PromptDecision::Admitted(outcome)) => (P::COMPLETES || self.mark.is_some())
-                    .then(|| self.charge(ClientBytes::from_slice(client), KeptDecision::One { at, outcome })),
-                (at, decision) => {
-                    let decision = decision.outcome().map(|outcome| KeptDecision::One { at, outcome });
+            let needs_state = P::COMPLETES || self.mark.is_some();
+            match self.limiter.try_decide(client) {
+                // Most requests.
+                Some(Ok(decision)) if decision.verdict == Verdict::PASS && !needs_state => {}
+                decided => {
+                    let decided = decided.map(|decided| decided.map(KeptDecision::new));
                     let client = ClientBytes::from_slice(client);
-                    return RateLimitFuture::stateful(self.call_otherwise(decision, client, request));
+                    return RateLimitFuture::stateful(self.call_with_state(decided, client, request));
                 }
             }
-        };
-        match charge {
-            Some(charge) => {
-                let respond = self.respond.clone();
-                let state = CallState::charged(charge, respond, &mut self.inner, request);
-                RateLimitFuture::stateful(Box::pin(state))
-            }
-            None => RateLimitFuture::direct(self.inner.call(request)),
         }
+        RateLimitFuture::direct(self.inner.call(request))
     }
 }

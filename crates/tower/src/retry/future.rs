@@ -24,7 +24,7 @@ pin_project! {
         #[pin]
         state: AttemptState<S::Future>,
         // `None` if the request cannot be sent again, or no longer.
-        next: Option<NextAttempt<S, R, P>>,
+        next: Option<PendingRetry<S, R, P>>,
     }
 }
 
@@ -47,7 +47,7 @@ pin_project! {
 }
 
 /// What the next attempt needs.
-struct NextAttempt<S, R, P> {
+struct PendingRetry<S, R, P> {
     service: S,
     request: R,
     planner: RetryPlanner<P>,
@@ -94,12 +94,12 @@ impl<S: Service<R>, R, P> RetryFuture<S, R, P> {
     }
 
     pub(super) fn with_retries(inner: S::Future, service: S, request: R, planner: RetryPlanner<P>) -> Self {
-        let next = Some(NextAttempt { service, request, planner });
+        let next = Some(PendingRetry { service, request, planner });
         Self { state: AttemptState::Called { inner }, next }
     }
 }
 
-impl<S, R, P> NextAttempt<S, R, P>
+impl<S, R, P> PendingRetry<S, R, P>
 where
     S: Service<R>,
     P: RetryRules<R, S::Response>,

@@ -14,9 +14,9 @@
 //! generation changes with every transition, so that the result of a call counts only in the state that admitted it. While
 //! the breaker is closed and calls succeed, nothing is written unless a rate is configured.
 //!
-//! Laws: at most `probes` probes that are younger than `open_for` are in flight at any time, those of earlier half-open states
-//! included, and at most as many whose callers [delay](Breaker::delay) them. So a probe that never ends delays the next one, but
-//! does not prevent it. A neutral outcome changes no count, and neither does a client error, except that it ends a probe as a
+//! Laws: at most `probes` probes are in flight, those of earlier half-open states included, and at most as many whose callers
+//! [delay](Breaker::delay) them. While none ends, one more may start after a second, another one after two, and so on up to
+//! `open_for`. So a probe that never ends delays the next one by a second. A neutral outcome changes no count, and neither does a client error, except that it ends a probe as a
 //! success. A success never opens the breaker, unless it was slow.
 
 mod config;
@@ -226,6 +226,11 @@ impl Breaker {
             }
             self.probes.release();
         }
+    }
+
+    /// How long after the start of the last probe another one may start, although none has ended.
+    pub fn hung_after(&self) -> TimeSpan {
+        self.probes.hung_after(self.config.probes, self.config.open_for)
     }
 
     /// The caller of a probe may delay it as it likes, for example by sending its request slowly. The probe leaves its slot to

@@ -196,15 +196,17 @@ fn hung_probe_of_an_earlier_half_open_state_still_takes_a_slot() {
 }
 
 #[test]
-fn hung_probe_lets_one_more_probe_start_after_each_open_time() {
+fn hung_probe_lets_one_more_probe_start_after_a_time_that_doubles_up_to_the_open_time() {
     let breaker = breaker(BreakerConfig::default());
     fail(&breaker, 5, START);
     let mut now = START + OPEN;
-    let hung = [(); 3].map(|()| {
+    let hung = [1, 2, 4, 8, 16, 30, 30].map(|seconds| {
+        let wait = TimeSpan::from_secs(seconds);
         let probe = breaker.try_acquire(|| now).unwrap();
+        assert_eq!(breaker.hung_after(), wait);
         assert!(breaker.try_acquire(|| now).is_err(), "one probe at a time");
-        assert!(breaker.try_acquire(|| now + OPEN - TimeSpan::from_millis(1)).is_err(), "not yet hung");
-        now = now + OPEN;
+        assert!(breaker.try_acquire(|| now + wait - TimeSpan::from_millis(1)).is_err(), "not yet hung");
+        now = now + wait;
         probe
     });
     assert_eq!(call(&breaker, CallOutcome::Success, now), Ok(Some(BreakerState::Closed)));

@@ -2,6 +2,7 @@
 
 mod cancelled;
 mod client_body;
+mod connection_breaks;
 mod early_responses;
 mod forwarded;
 mod http2;

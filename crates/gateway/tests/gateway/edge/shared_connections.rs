@@ -27,7 +27,7 @@ const POST: &str = "POST /victim HTTP/1.1\r\nHost: a\r\nContent-Length: 3\r\n\r\
 /// What was transferred has not changed for this many requests: nothing more is going to be.
 const QUIET: usize = 20;
 
-fn gateway(url: &str, settings: &str) -> TestGateway {
+pub(super) fn gateway(url: &str, settings: &str) -> TestGateway {
     let policy = format!(
         "upstreams: {{ app: {{ servers: [\"{url}\"], {settings} }} }}\nroutes: [{{ upstream: app }}]\n\
          rate_limits: {{ default: {{ requests: 100000, window: 1h }} }}\n"
@@ -35,7 +35,7 @@ fn gateway(url: &str, settings: &str) -> TestGateway {
     TestGateway::start(&policy, ResourceLimits::default())
 }
 
-fn assert_breaker_closed(gateway: &TestGateway) {
+pub(super) fn assert_breaker_closed(gateway: &TestGateway) {
     let status = gateway.upstream();
     let breaker = status.servers[0].breaker.expect("a breaker");
     assert_eq!((breaker.state, breaker.opened), (BreakerState::Closed, 0));
@@ -296,6 +296,13 @@ async fn assert_nginx_fails_no_other_request(attack: &str) {
 #[tokio::test]
 async fn http2_nginx_that_closes_because_of_a_large_head_fails_no_other_request() {
     assert_nginx_fails_no_other_request(&with_header("/", 40 << 10)).await;
+}
+
+#[tokio::test]
+async fn http2_nginx_that_closes_because_of_a_field_with_long_codes_fails_no_other_request() {
+    // A backslash has 19 bits in the Huffman code of HPACK, and nginx limits the coded length.
+    let field = "\\".repeat(4_000);
+    assert_nginx_fails_no_other_request(&format!("GET / HTTP/1.1\r\nHost: a\r\nX-A: {field}\r\n\r\n")).await;
 }
 
 #[tokio::test]

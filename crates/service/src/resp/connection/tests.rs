@@ -1,3 +1,5 @@
+mod mixed_pipelines;
+
 use std::collections::BTreeMap;
 use std::sync::Arc;
 

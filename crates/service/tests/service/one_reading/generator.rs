@@ -43,7 +43,7 @@ impl GeneratedRequest {
     }
 }
 
-/// Chooses requests by a generator of pseudo-random numbers (SplitMix64).
+/// Chooses requests by a generator of pseudo-random numbers (`SplitMix64`).
 pub(super) struct Generator(u64);
 
 const METHODS: [&str; 8] = ["GET", "POST", "GET", "PUT", "OPTIONS", "M-SEARCH", "get", "Post"];

@@ -177,9 +177,11 @@ impl Interfaces {
     }
 
     async fn gateway(&mut self, request: &GeneratedRequest) -> ObservedReading {
-        let lines: String =
-            request.headers.iter().map(|(name, value)| format!("{name}: {value}\r\n")).collect();
-        let head = format!("{} {} HTTP/1.1\r\n{lines}\r\n", request.method, request.target());
+        let mut head = format!("{} {} HTTP/1.1\r\n", request.method, request.target());
+        for (name, value) in &request.headers {
+            push_header(&mut head, name, value);
+        }
+        head.push_str("\r\n");
         let response = self.gateway.send(request.peer(), &head).await;
         observed(&self.gateway_limiter, response.status, &response.body)
     }
@@ -306,15 +308,19 @@ fn authorize_head(request: &GeneratedRequest) -> Option<String> {
         request.method, request.path
     );
     if !forwarded_for.is_empty() {
-        head.push_str(&format!("X-Forwarded-For: {forwarded_for}\r\n"));
+        push_header(&mut head, "X-Forwarded-For", &forwarded_for);
     }
     for (name, value) in &request.headers {
         if !is_proxy_header(name) && !matches!(*name, "Host" | "X-Forwarded-For") {
-            head.push_str(&format!("{name}: {value}\r\n"));
+            push_header(&mut head, name, value);
         }
     }
     head.push_str("\r\n");
     Some(head)
+}
+
+fn push_header(head: &mut String, name: &str, value: &str) {
+    head.extend([name, ": ", value, "\r\n"]);
 }
 
 /// Connections to one server, one from each address.

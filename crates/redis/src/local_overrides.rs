@@ -1,39 +1,11 @@
-//! Owned keys and what is kept for them in this process.
+//! Per-key limit overrides in this process.
 
 use std::collections::HashMap;
-use std::fmt;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{PoisonError, RwLock};
 
-use tidegate_core::{CounterKey, Limit, Refund, RuleId, Timestamp};
+use tidegate_core::{AsKey, CounterKey, Limit, OwnedKey, Refund, Timestamp};
 use tidegate_store::{Override, StoredOverride};
-
-/// A counter key that owns its client. Debug output hides the client, because it may be an API key.
-#[derive(Clone, PartialEq, Eq, Hash)]
-pub(crate) struct OwnedKey {
-    /// The rule.
-    pub(crate) rule: RuleId,
-    /// The client as in the counter key.
-    pub(crate) client: Box<[u8]>,
-}
-
-impl OwnedKey {
-    /// An owned copy of a counter key.
-    pub(crate) fn of(key: CounterKey<'_>) -> Self {
-        Self { rule: key.rule, client: key.client.into() }
-    }
-
-    /// The counter key.
-    pub(crate) fn as_key(&self) -> CounterKey<'_> {
-        CounterKey::new(self.rule, &self.client)
-    }
-}
-
-impl fmt::Debug for OwnedKey {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.as_key().fmt(f)
-    }
-}
 
 /// The overrides of this node. Without any, a lookup costs one load.
 #[derive(Debug, Default)]
@@ -49,12 +21,11 @@ impl LocalOverrides {
         map.retain(|_, stored| !stored.replacement.has_expired(now));
         match replacement {
             Some(replacement) => {
-                let key = OwnedKey::of(key);
-                let stored = StoredOverride::begin(replacement, map.get(&key).copied(), now);
-                map.insert(key, stored);
+                let earlier = map.get(&key as &dyn AsKey).copied();
+                map.insert(key.into(), StoredOverride::begin(replacement, earlier, now));
             }
             None => {
-                if let Some(StoredOverride { replacement: ended, .. }) = map.get_mut(&OwnedKey::of(key)) {
+                if let Some(StoredOverride { replacement: ended, .. }) = map.get_mut(&key as &dyn AsKey) {
                     ended.until = ended.until.min(now);
                 }
             }
@@ -96,6 +67,6 @@ impl LocalOverrides {
         if self.count.load(Ordering::Acquire) == 0 {
             return None;
         }
-        self.map.read().unwrap_or_else(PoisonError::into_inner).get(&OwnedKey::of(key)).copied()
+        self.map.read().unwrap_or_else(PoisonError::into_inner).get(&key as &dyn AsKey).copied()
     }
 }

@@ -1,0 +1,140 @@
+//! One interface of the stores that decide for a node.
+
+use std::future::ready;
+
+use futures_util::future::BoxFuture;
+use tidegate_core::{Check, CounterKey, Decision, Outcomes, Refund, Timestamp};
+use tidegate_store::{Override, Store, StoreError};
+
+use super::StoreState;
+use super::groups::{Decider, unlimited};
+
+type BoxDecision<'f> = BoxFuture<'f, Result<Decision, StoreError>>;
+type BoxChange<'f> = BoxFuture<'f, Result<(), StoreError>>;
+
+/// A [`Store`] whose type is known at run time only. Its futures are boxed, because those of [`Store`] have no common type.
+pub(super) trait BoxedStore: Sync {
+    fn try_decide(&self, checks: &[Check<'_>], now: Timestamp) -> Option<Result<Decision, StoreError>>;
+
+    fn decide<'f>(&'f self, checks: &'f [Check<'f>], now: Timestamp) -> BoxDecision<'f>;
+
+    fn decide_batch<'f>(
+        &'f self,
+        batch: &'f [&'f [Check<'f>]],
+        now: Timestamp,
+        decisions: &'f mut Vec<Decision>,
+    ) -> BoxChange<'f>;
+
+    fn peek<'f>(&'f self, checks: &'f [Check<'f>], now: Timestamp) -> BoxDecision<'f>;
+
+    fn refund<'f>(&'f self, refunds: &'f [Refund<'f>], now: Timestamp) -> BoxChange<'f>;
+
+    fn reset<'f>(&'f self, key: CounterKey<'f>) -> BoxChange<'f>;
+
+    fn override_limit<'f>(
+        &'f self,
+        key: CounterKey<'f>,
+        replacement: Option<Override>,
+        now: Timestamp,
+    ) -> BoxChange<'f>;
+}
+
+impl<S: Store> BoxedStore for S {
+    fn try_decide(&self, checks: &[Check<'_>], now: Timestamp) -> Option<Result<Decision, StoreError>> {
+        Store::try_decide(self, checks, now)
+    }
+
+    fn decide<'f>(&'f self, checks: &'f [Check<'f>], now: Timestamp) -> BoxDecision<'f> {
+        Box::pin(Store::decide(self, checks, now))
+    }
+
+    fn decide_batch<'f>(
+        &'f self,
+        batch: &'f [&'f [Check<'f>]],
+        now: Timestamp,
+        decisions: &'f mut Vec<Decision>,
+    ) -> BoxChange<'f> {
+        Box::pin(Store::decide_batch(self, batch, now, decisions))
+    }
+
+    fn peek<'f>(&'f self, checks: &'f [Check<'f>], now: Timestamp) -> BoxDecision<'f> {
+        Box::pin(Store::peek(self, checks, now))
+    }
+
+    fn refund<'f>(&'f self, refunds: &'f [Refund<'f>], now: Timestamp) -> BoxChange<'f> {
+        Box::pin(Store::refund(self, refunds, now))
+    }
+
+    fn reset<'f>(&'f self, key: CounterKey<'f>) -> BoxChange<'f> {
+        Box::pin(Store::reset(self, key))
+    }
+
+    fn override_limit<'f>(
+        &'f self,
+        key: CounterKey<'f>,
+        replacement: Option<Override>,
+        now: Timestamp,
+    ) -> BoxChange<'f> {
+        Box::pin(Store::override_limit(self, key, replacement, now))
+    }
+}
+
+/// Admits everything and counts nothing, so that there is nothing to refund.
+struct UnlimitedStore;
+
+impl UnlimitedStore {
+    fn pass(checks: &[Check<'_>], now: Timestamp) -> Decision {
+        let outcomes: Outcomes = checks.iter().map(unlimited).collect();
+        Decision::new(now, checks, outcomes).with_charge_times(checks.iter().map(|_| None))
+    }
+}
+
+impl BoxedStore for UnlimitedStore {
+    fn try_decide(&self, checks: &[Check<'_>], now: Timestamp) -> Option<Result<Decision, StoreError>> {
+        Some(Ok(Self::pass(checks, now)))
+    }
+
+    fn decide<'f>(&'f self, checks: &'f [Check<'f>], now: Timestamp) -> BoxDecision<'f> {
+        Box::pin(ready(Ok(Self::pass(checks, now))))
+    }
+
+    fn decide_batch<'f>(
+        &'f self,
+        batch: &'f [&'f [Check<'f>]],
+        now: Timestamp,
+        decisions: &'f mut Vec<Decision>,
+    ) -> BoxChange<'f> {
+        decisions.extend(batch.iter().map(|checks| Self::pass(checks, now)));
+        Box::pin(ready(Ok(())))
+    }
+
+    fn peek<'f>(&'f self, checks: &'f [Check<'f>], now: Timestamp) -> BoxDecision<'f> {
+        self.decide(checks, now)
+    }
+
+    fn refund<'f>(&'f self, _: &'f [Refund<'f>], _: Timestamp) -> BoxChange<'f> {
+        Box::pin(ready(Ok(())))
+    }
+
+    fn reset<'f>(&'f self, _: CounterKey<'f>) -> BoxChange<'f> {
+        Box::pin(ready(Ok(())))
+    }
+
+    fn override_limit<'f>(&'f self, _: CounterKey<'f>, _: Option<Override>, _: Timestamp) -> BoxChange<'f> {
+        Box::pin(ready(Ok(())))
+    }
+}
+
+impl StoreState {
+    /// The store that decides for `decider`.
+    pub(super) fn store_of(&self, decider: Decider) -> &dyn BoxedStore {
+        match decider {
+            Decider::Static => &self.static_share,
+            Decider::Sync => &self.sync,
+            Decider::Lease => &self.lease,
+            Decider::Central => &self.central,
+            Decider::Fallback => &self.fallback,
+            Decider::Nothing => &UnlimitedStore,
+        }
+    }
+}
