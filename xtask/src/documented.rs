@@ -72,10 +72,15 @@ impl NamesInCode {
         }
     }
 
+    /// The error codes of the gateway, with those of the catalogue that it uses.
+    fn used_codes(&self) -> Names {
+        let used = self.used_refusals.iter().filter_map(|name| self.refusals.get(name));
+        self.gateway_errors.iter().chain(used).cloned().collect()
+    }
+
     /// Compares these names with the documentation.
     pub(crate) fn problems(&mut self) -> anyhow::Result<Vec<String>> {
-        let used = self.used_refusals.iter().filter_map(|name| self.refusals.get(name));
-        self.gateway_errors.extend(used.cloned());
+        self.gateway_errors = self.used_codes();
         // Error codes of interfaces, such as `rate_limit_exceeded`, can look like metrics.
         self.metrics.retain(|name| !self.gateway_errors.contains(name));
         let read =
@@ -188,14 +193,20 @@ mod tests {
             "page.single(\"tidegate_bans\", …);\ntracing::info!(event = \"started\", \"listening\");\n\
              let (event, result) =\n if a { (\"server_up\", \"passed\") } else { (\"server_down\", \"failed\") };",
         );
-        code.add("crates/gateway/src/error.rs", "(\"no_route\", \"No route.\"), from_static(\"close\")");
+        let catalogue = "pub const FULL: Self = Self { nested: \"X\", ..Self::unavailable(\"full\", \"Full.\") };\n\
+                         pub const OTHER: Self = Self::new(Y, \"other\", \"Other.\");";
+        code.add("crates/headers/src/refusal.rs", catalogue);
+        let errors = "const NO_SERVER: RefusalEntry = RefusalEntry::new(\nX,\n\"no_server\", \"No server.\");\n\
+                      Self::Full => &RefusalEntry::FULL, from_static(\"close\")";
+        code.add("crates/gateway/src/error.rs", errors);
+        code.add("crates/policy/src/request.rs", "Self::NoRoute => \"no_route\",");
         code.add(
             "crates/admin/src/x.rs",
             "ApiError::new(\n    StatusCode::NOT_FOUND,\n    \"not_banned\",\n",
         );
         assert_eq!(code.metrics, names(&["tidegate_bans"]));
         assert_eq!(code.events, names(&["started", "server_up", "server_down"]));
-        assert_eq!(code.gateway_errors, names(&["no_route"]));
+        assert_eq!(code.used_codes(), names(&["full", "no_route", "no_server"]));
         assert_eq!(code.admin_errors, names(&["not_banned"]));
     }
 

@@ -233,11 +233,11 @@ impl Decision {
         let mut refunds = Refunds::new();
         for (position, check) in checks.iter().enumerate().filter(|(_, check)| check.cost != Cost::ZERO) {
             let Some(charged) = self.charged_at(position, check) else { continue };
-            match refunds.iter_mut().find(|refund| refund.key == check.key) {
-                Some(refund) => refund.cost = refund.cost.plus(check.cost),
-                None => {
-                    refunds.push(Refund { key: check.key, limit: check.limit, cost: check.cost, charged })
-                }
+            if let Some(refund) = refunds.iter_mut().find(|refund| refund.key == check.key) {
+                refund.cost = refund.cost.plus(check.cost);
+            } else {
+                let (key, limit, cost) = (check.key, check.limit, check.cost);
+                refunds.push(Refund { key, limit, cost, charged });
             }
         }
         refunds

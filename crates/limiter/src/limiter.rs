@@ -58,7 +58,8 @@ pub struct RuleCheck<'c> {
 }
 
 /// Why no limits are checked.
-pub(crate) enum SkipReason {
+#[derive(Clone, Copy)]
+enum SkipReason {
     Banned,
     Exempt(Exemption),
 }

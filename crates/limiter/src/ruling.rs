@@ -15,7 +15,6 @@ use crate::report::{ReportedLimits, RulingReport};
 
 /// What to do with a request.
 #[must_use]
-#[expect(clippy::large_enum_variant, reason = "nearly every ruling is the large one")]
 #[derive(Debug)]
 pub enum Ruling<'a> {
     /// The request is served.
