@@ -73,6 +73,14 @@ impl Verdict {
     pub const fn is_pass(self) -> bool {
         matches!(self, Self::Pass { .. })
     }
+
+    /// The time until the same cost is admitted; `None` if it is admitted now, or never.
+    pub const fn retry_after(self) -> Option<TimeSpan> {
+        match self {
+            Self::NotUntil { retry_after } => Some(retry_after),
+            Self::Pass { .. } | Self::Never => None,
+        }
+    }
 }
 
 /// The result of one check.
@@ -208,26 +216,28 @@ impl Decision {
         self.outcomes.get(position)?.charged.after(self.at)
     }
 
+    /// When the check at `position`, which is `check`, was scheduled: the time of its charge and its wait. `None` if nothing was
+    /// charged.
+    pub fn charged_at(&self, position: usize, check: &Check<'_>) -> Option<Timestamp> {
+        let at = self.charge_time(position).filter(|_| self.passes())?;
+        match self.outcomes.get(position)?.verdict {
+            Verdict::Pass { wait } => Some(at + wait),
+            _ if check.role == Role::Overage => Some(at),
+            _ => None,
+        }
+    }
+
     /// The refunds for a request that was not served after all: everything that this decision charged, one per key. Pass
     /// them to a store's `refund`.
     pub fn refunds<'a>(&self, checks: &[Check<'a>]) -> Refunds<'a> {
         let mut refunds = Refunds::new();
-        for (position, (check, outcome)) in checks.iter().zip(&self.outcomes).enumerate() {
-            let Some(at) = self.charge_time(position) else { continue };
-            let wait = match outcome.verdict {
-                _ if !self.passes() || check.cost == Cost::ZERO => continue,
-                Verdict::Pass { wait } => wait,
-                _ if check.role == Role::Overage => TimeSpan::ZERO,
-                _ => continue,
-            };
+        for (position, check) in checks.iter().enumerate().filter(|(_, check)| check.cost != Cost::ZERO) {
+            let Some(charged) = self.charged_at(position, check) else { continue };
             match refunds.iter_mut().find(|refund| refund.key == check.key) {
                 Some(refund) => refund.cost = refund.cost.plus(check.cost),
-                None => refunds.push(Refund {
-                    key: check.key,
-                    limit: check.limit,
-                    cost: check.cost,
-                    charged: at + wait,
-                }),
+                None => {
+                    refunds.push(Refund { key: check.key, limit: check.limit, cost: check.cost, charged })
+                }
             }
         }
         refunds

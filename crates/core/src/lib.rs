@@ -80,7 +80,7 @@ pub use limit::{
     StepResult, UnknownAlgorithm, WORD_MAX,
 };
 pub use penalty::{Penalty, PenaltyError, PenaltyState};
-pub use report::{LimitReport, LimitUnit};
+pub use report::{DecisionKind, LimitReport, LimitUnit, RecordedDecision};
 pub use resilience::adaptive_limit::{AdaptiveConfig, AdaptiveConfigError, AdaptiveLimit, Criticality};
 pub use resilience::backoff::{Backoff, BackoffDelays, BackoffError, Jitter};
 pub use resilience::breaker::{

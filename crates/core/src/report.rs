@@ -2,6 +2,7 @@
 
 use core::fmt;
 
+use crate::key::RuleId;
 use crate::time::TimeSpan;
 use crate::units::ByteSize;
 
@@ -47,6 +48,61 @@ impl<'a> LimitReport<'a> {
     #[inline]
     pub fn announced_reset(&self) -> TimeSpan {
         self.retry_after.unwrap_or(self.reset_after)
+    }
+}
+
+/// What was decided about a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DecisionKind {
+    /// The request is admitted.
+    Admitted,
+    /// A limit rejects the request.
+    Rejected,
+    /// The request is exempt from limits.
+    Exempt,
+    /// The client or its network is banned.
+    Banned,
+    /// The store failed, so there is no decision.
+    StoreFailed,
+}
+
+impl DecisionKind {
+    /// All of them.
+    pub const ALL: [Self; 5] =
+        [Self::Admitted, Self::Rejected, Self::Exempt, Self::Banned, Self::StoreFailed];
+
+    /// The name in metrics, logs and traces.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Admitted => "admitted",
+            Self::Rejected => "rejected",
+            Self::Exempt => "exempt",
+            Self::Banned => "banned",
+            Self::StoreFailed => "store_failed",
+        }
+    }
+}
+
+/// What metrics, logs and traces record about a decision, whichever interface asked for it.
+#[derive(Debug)]
+pub struct RecordedDecision<'a, I> {
+    /// What was decided.
+    pub kind: DecisionKind,
+    /// The client, as in the keys of its counters; `None` if it is not counted.
+    pub client: Option<&'a [u8]>,
+    /// The rule that rejects the request.
+    pub rejected_by: Option<RuleId>,
+    /// The limit that the response reports.
+    pub limit: Option<&'a LimitReport<'a>>,
+    /// The rules in shadow mode that would have rejected the request.
+    pub shadow_rejections: I,
+}
+
+impl RecordedDecision<'_, core::iter::Empty<RuleId>> {
+    /// A decision without rules.
+    pub const fn new(kind: DecisionKind) -> Self {
+        let shadow_rejections = core::iter::empty();
+        Self { kind, client: None, rejected_by: None, limit: None, shadow_rejections }
     }
 }
 

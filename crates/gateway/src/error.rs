@@ -1,18 +1,17 @@
 //! The response to a request that was not served: the only place that chooses status codes.
 
-use std::borrow::Cow;
 use std::sync::Arc;
 
 use http::header::{CONNECTION, CONTENT_LENGTH, CONTENT_TYPE, HeaderValue, WWW_AUTHENTICATE};
 use http::{HeaderMap, Response, StatusCode, Version};
 use http_body::Body;
 use tidegate_headers::{
-    BodyStyle, ErrorBody, GrpcPushback, RejectionReason, ReportedLimit, grpc_content_type, write_grpc_status,
-    write_retry_after,
+    BodyStyle, ErrorBody, Refusal, grpc_content_type, write_grpc_status, write_retry_after,
 };
 use tidegate_policy::{FallbackBody, FallbackPlan, RequestError};
 
 use crate::http::response_body::ResponseBody;
+use crate::worker::WorkerSnapshot;
 
 /// Capacity for the headers of an error response, the rate-limit headers included.
 const HEADERS: usize = 12;
@@ -34,14 +33,10 @@ pub(crate) enum ServeError {
     SlowBody,
     /// The body is malformed or incomplete.
     BadBody,
-    /// The client or its network is banned.
-    Banned,
-    /// A rate limit or a concurrency limit is exceeded, or the client is locked out.
-    Rejected(RejectedRequest),
+    /// The limiter refuses the request.
+    Refused(RefusedRequest),
     /// Too many requests are delayed already.
     TooManyWaiting,
-    /// The store returned no decision.
-    StoreUnavailable,
     /// The upstream has no server.
     NoServer,
     /// No server can be reached.
@@ -94,94 +89,98 @@ impl From<RequestError> for ServeError {
     }
 }
 
+/// A request that the limiter refuses.
+#[derive(Debug)]
+pub(crate) struct RefusedRequest {
+    pub(crate) refusal: &'static Refusal,
+    /// Seconds after which the request would be admitted; `None` if it never would.
+    pub(crate) retry_after: Option<u64>,
+    /// Encoded before, because it borrows the rule.
+    pub(crate) body: Vec<u8>,
+}
+
+const BAD_HEAD: Refusal =
+    Refusal::new(StatusCode::BAD_REQUEST, "bad_request", "Invalid request line or header.");
+const HEAD_TOO_LARGE: Refusal = Refusal::new(
+    StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE,
+    "head_too_large",
+    "Request line and headers are too large.",
+);
+const URI_TOO_LONG: Refusal =
+    Refusal::new(StatusCode::URI_TOO_LONG, "uri_too_long", "Request URI is too long.");
+const NO_SERVER: Refusal = Refusal::unavailable("no_server", "No upstream available.");
+const UNREACHABLE: Refusal =
+    Refusal::new(StatusCode::BAD_GATEWAY, "upstream_unreachable", "Upstream is unreachable.");
+const UNTRUSTED: Refusal =
+    Refusal::new(StatusCode::BAD_GATEWAY, "upstream_untrusted", "Upstream certificate is not trusted.");
+const BAD_UPSTREAM_RESPONSE: Refusal = Refusal::new(
+    StatusCode::BAD_GATEWAY,
+    "upstream_failed",
+    "Upstream closed the connection or sent an invalid response.",
+);
+
 impl ServeError {
-    pub(crate) fn status(&self) -> StatusCode {
+    /// What the client is told; an error of the policy if that says it.
+    fn refusal(&self) -> Result<&'static Refusal, &RequestError> {
+        Ok(match self {
+            Self::Request(error) => return Err(error),
+            Self::BadHead => &BAD_HEAD,
+            Self::HeadTooLarge => &HEAD_TOO_LARGE,
+            Self::UriTooLong => &URI_TOO_LONG,
+            Self::TooLarge => &Refusal::BODY_TOO_LARGE,
+            Self::SlowBody => &Refusal::BODY_TOO_SLOW,
+            Self::BadBody => &Refusal::BAD_BODY,
+            Self::Refused(refused) => refused.refusal,
+            Self::TooManyWaiting => &Refusal::TOO_MANY_WAITING,
+            Self::NoServer => &NO_SERVER,
+            Self::Unreachable => &UNREACHABLE,
+            Self::Untrusted(_) => &UNTRUSTED,
+            Self::BadUpstreamResponse => &BAD_UPSTREAM_RESPONSE,
+            Self::UpstreamTimeout => &Refusal::UPSTREAM_TIMEOUT,
+            Self::BreakerOpen(_) => &Refusal::BREAKER_OPEN,
+            Self::BulkheadFull => &Refusal::BULKHEAD_FULL,
+            Self::Overloaded => &Refusal::OVERLOADED,
+            Self::DeadlineExceeded => &Refusal::DEADLINE_EXCEEDED,
+        })
+    }
+
+    /// The fixed response of the policy in place of the usual one.
+    fn fixed_response(&self) -> Option<&FixedResponse> {
         match self {
-            Self::Request(error) => error.status(),
-            Self::BadHead | Self::BadBody => StatusCode::BAD_REQUEST,
-            Self::HeadTooLarge => StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE,
-            Self::UriTooLong => StatusCode::URI_TOO_LONG,
-            Self::TooLarge => StatusCode::PAYLOAD_TOO_LARGE,
-            Self::SlowBody => StatusCode::REQUEST_TIMEOUT,
-            Self::Banned => StatusCode::FORBIDDEN,
-            Self::Rejected(_) => StatusCode::TOO_MANY_REQUESTS,
-            Self::TooManyWaiting
-            | Self::StoreUnavailable
-            | Self::NoServer
-            | Self::BulkheadFull
-            | Self::Overloaded => StatusCode::SERVICE_UNAVAILABLE,
-            Self::BreakerOpen(open) => {
-                open.response.as_ref().map_or(StatusCode::SERVICE_UNAVAILABLE, |fixed| fixed.status)
-            }
-            Self::Unreachable | Self::Untrusted(_) | Self::BadUpstreamResponse => StatusCode::BAD_GATEWAY,
-            Self::UpstreamTimeout | Self::DeadlineExceeded => StatusCode::GATEWAY_TIMEOUT,
+            Self::BreakerOpen(open) => open.response.as_deref(),
+            _ => None,
         }
     }
 
-    /// The code for programs and the message for people.
-    fn code_and_message(&self) -> (&'static str, Cow<'static, str>) {
-        let (code, message) = match self {
-            Self::Request(error) => return (error.code(), error.message()),
-            Self::BadHead => ("bad_request", "Invalid request line or header."),
-            Self::HeadTooLarge => ("head_too_large", "Request line and headers are too large."),
-            Self::UriTooLong => ("uri_too_long", "Request URI is too long."),
-            Self::TooLarge => ("body_too_large", "Request body is too large."),
-            Self::SlowBody => ("body_too_slow", "Request body was sent too slowly."),
-            Self::BadBody => ("bad_body", "Request body is malformed or incomplete."),
-            Self::Banned => ("banned", "Client is banned."),
-            Self::Rejected(RejectedRequest { reason, retry_after, .. }) => {
-                return (reason.code(), reason.message(*retry_after).into());
-            }
-            Self::TooManyWaiting => ("too_many_waiting", "Too many delayed requests. Please retry later."),
-            Self::StoreUnavailable => {
-                ("store_unavailable", "Rate limit store unavailable. Please retry later.")
-            }
-            Self::NoServer => ("no_server", "No upstream available. Please retry later."),
-            Self::Unreachable => ("upstream_unreachable", "Upstream is unreachable."),
-            Self::Untrusted(why) => {
-                let message = format!("Upstream certificate is not trusted: {why}.");
-                return ("upstream_untrusted", message.into());
-            }
-            Self::BadUpstreamResponse => {
-                ("upstream_failed", "Upstream closed the connection or sent an invalid response.")
-            }
-            Self::UpstreamTimeout => ("upstream_timeout", "Upstream timed out."),
-            Self::BreakerOpen(_) => ("breaker_open", "Upstream is failing. Please retry later."),
-            Self::BulkheadFull => ("bulkhead_full", "Too many requests in progress. Please retry later."),
-            Self::Overloaded => ("overloaded", "Upstream is overloaded. Please retry later."),
-            Self::DeadlineExceeded => ("deadline_exceeded", "The deadline of the request has passed."),
-        };
-        (code, message.into())
+    pub(crate) fn status(&self) -> StatusCode {
+        let usual = || self.refusal().map_or_else(RequestError::status, |refusal| refusal.status);
+        self.fixed_response().map_or_else(usual, |fixed| fixed.status)
     }
 
     /// The code for the log, and after how many seconds the client may retry.
     pub(crate) fn code_and_retry_after(&self) -> (&'static str, Option<u64>) {
+        (self.refusal().map_or_else(RequestError::code, |refusal| refusal.code), self.retry_after())
+    }
+
+    /// The seconds after which the client may retry.
+    fn retry_after(&self) -> Option<u64> {
         match self {
-            Self::Rejected(rejected) => (rejected.reason.code(), rejected.retry_after),
-            Self::BreakerOpen(open) => ("breaker_open", Some(open.retry_after)),
-            _ => (self.code_and_message().0, None),
+            Self::Refused(refused) => refused.retry_after,
+            // A fixed response with another status is not an error.
+            Self::BreakerOpen(open) => self.status().is_server_error().then_some(open.retry_after),
+            _ => self.refusal().ok()?.retry_after,
         }
     }
 
-    /// When the client may retry.
-    fn pushback(&self) -> GrpcPushback {
-        match self {
-            Self::Rejected(RejectedRequest { retry_after: Some(seconds), .. }) => {
-                GrpcPushback::Seconds(*seconds)
+    /// Applies `read` to what the client is told.
+    fn describe<R>(&self, read: impl FnOnce(ErrorBody<'_>) -> R) -> R {
+        match (self.refusal(), self) {
+            (Err(error), _) => read(ErrorBody::new(error.status(), error.code(), &error.message())),
+            (Ok(refusal), Self::Untrusted(why)) => {
+                let message = format!("Upstream certificate is not trusted: {why}.");
+                read(ErrorBody { message: &message, ..refusal.body(None, None) })
             }
-            Self::Rejected(_) => GrpcPushback::Never,
-            // A fixed response with another status is not an error.
-            Self::BreakerOpen(open) if self.status().is_server_error() => {
-                GrpcPushback::Seconds(open.retry_after)
-            }
-            Self::TooManyWaiting
-            | Self::StoreUnavailable
-            | Self::NoServer
-            | Self::BulkheadFull
-            | Self::Overloaded
-            | Self::UpstreamTimeout
-            | Self::DeadlineExceeded => GrpcPushback::Seconds(1),
-            _ => GrpcPushback::Unknown,
+            (Ok(refusal), _) => read(refusal.body(self.retry_after(), None)),
         }
     }
 
@@ -192,57 +191,44 @@ impl ServeError {
     }
 }
 
-/// A request that is rejected with 429. The body is encoded here because it borrows the rule.
-#[derive(Debug)]
-pub(crate) struct RejectedRequest {
-    reason: RejectionReason,
-    /// Seconds after which the request would be admitted; `None` if it never would.
-    retry_after: Option<u64>,
-    body: Vec<u8>,
-}
-
-impl RejectedRequest {
-    pub(crate) fn new(
-        style: BodyStyle,
-        reason: RejectionReason,
-        retry_after: Option<u64>,
-        limit: ReportedLimit<'_>,
-    ) -> Self {
-        Self { reason, retry_after, body: reason.error_body(retry_after, limit).encode(style) }
-    }
-}
-
 /// The response for a request that was not served. Reuses the allocation of the request headers.
 pub(crate) fn rescue(
     mut cause: ServeError,
-    style: BodyStyle,
+    snapshot: &WorkerSnapshot,
     version: Version,
     mut headers: HeaderMap,
 ) -> Response<ResponseBody> {
-    if let Some(content_type) = grpc_content_type(version, &headers).cloned() {
-        return rescue_grpc(&cause, content_type, headers);
+    let grpc = grpc_content_type(version, &headers).cloned();
+    headers.clear();
+    headers.reserve(HEADERS);
+    let mut response = match grpc {
+        Some(content_type) => rescue_grpc(&cause, content_type, &mut headers),
+        None => rescue_http(&mut cause, snapshot.error_body(), &mut headers),
+    };
+    if let Some(seconds) = cause.retry_after() {
+        // The headers of limits have a style of their own for it.
+        let is_limited = cause.status() == StatusCode::TOO_MANY_REQUESTS;
+        write_retry_after(&mut headers, seconds, if is_limited { snapshot.styles() } else { &[] });
     }
+    *response.headers_mut() = headers;
+    response
+}
+
+fn rescue_http(cause: &mut ServeError, style: BodyStyle, headers: &mut HeaderMap) -> Response<ResponseBody> {
     let mut content_type = style.content_type();
-    let body = match &mut cause {
-        ServeError::Rejected(rejected) => std::mem::take(&mut rejected.body),
-        ServeError::BreakerOpen(OpenBreaker { response: Some(fixed), .. }) if fixed.body.is_some() => {
-            let fixed = fixed.body.as_ref();
-            content_type = fixed.map_or(content_type, |body| body.content_type);
-            fixed.map(|body| body.content.clone()).unwrap_or_default()
-        }
-        _ => {
-            let (code, message) = cause.code_and_message();
-            ErrorBody::new(cause.status(), code, &message).encode(style)
-        }
+    let body = match &mut *cause {
+        ServeError::Refused(refused) => std::mem::take(&mut refused.body),
+        cause => match cause.fixed_response().and_then(|fixed| fixed.body.as_ref()) {
+            Some(fixed) => {
+                content_type = fixed.content_type;
+                fixed.content.clone()
+            }
+            None => cause.describe(|body| body.encode(style)),
+        },
     };
     let mut response = Response::new(ResponseBody::from_bytes(body));
     *response.status_mut() = cause.status();
-    headers.clear();
-    headers.reserve(HEADERS);
     headers.insert(CONTENT_TYPE, HeaderValue::from_static(content_type));
-    if let GrpcPushback::Seconds(seconds) = cause.pushback() {
-        write_retry_after(&mut headers, seconds);
-    }
     if let ServeError::Request(error) = &cause
         && let Some(challenge) = error.challenge()
     {
@@ -251,32 +237,18 @@ pub(crate) fn rescue(
     if cause.closes_connection() {
         headers.insert(CONNECTION, HeaderValue::from_static("close"));
     }
-    *response.headers_mut() = headers;
     response
 }
 
-/// The same for a gRPC call.
+/// The same for a gRPC call. A fixed response is for HTTP: gRPC clients could not read it.
 fn rescue_grpc(
     cause: &ServeError,
     content_type: HeaderValue,
-    mut headers: HeaderMap,
+    headers: &mut HeaderMap,
 ) -> Response<ResponseBody> {
-    let pushback = cause.pushback();
-    headers.clear();
-    headers.reserve(HEADERS);
     headers.insert(CONTENT_TYPE, content_type);
-    // A fixed response is for HTTP: gRPC clients could not read it.
-    let status = match cause {
-        ServeError::BreakerOpen(_) => StatusCode::SERVICE_UNAVAILABLE,
-        cause => cause.status(),
-    };
-    write_grpc_status(&mut headers, status, &cause.code_and_message().1, pushback);
-    if let GrpcPushback::Seconds(seconds) = pushback {
-        write_retry_after(&mut headers, seconds);
-    }
-    let mut response = Response::new(ResponseBody::empty());
-    *response.headers_mut() = headers;
-    response
+    cause.describe(|body| write_grpc_status(headers, body.status, &body.full_message(), body.retry_after));
+    Response::new(ResponseBody::empty())
 }
 
 /// Makes `response` one to HEAD: the same headers, the length included, and no body.

@@ -8,7 +8,7 @@ use http::request::Parts;
 use http::{Response, StatusCode, Version};
 use hyper::upgrade::OnUpgrade;
 use tidegate_core::{BreakerState, CallEnd, CallOutcome, TimeSpan, Timestamp};
-use tidegate_limiter::{RefundGuard, Reservations};
+use tidegate_limiter::Charge;
 use tidegate_policy::FallbackPlan;
 use tidegate_store::Store;
 use tidegate_telemetry::AttemptResult;
@@ -109,14 +109,14 @@ impl<'e, S: Store + 'static> Exchange<'e, S> {
         &mut self,
         outbound: &mut OutboundRequest,
         context: AttemptContext<'_>,
-        refund: &mut Option<RefundGuard<S>>,
+        mut charge: Option<&mut Charge>,
     ) -> Result<Response<ResponseBody>, ServeError> {
         let fallback = context.upstream.resilience.plan.fallback.as_ref();
         let fallback = match fallback {
             Some(FallbackPlan::Upstream(index)) => self.snapshot.upstreams().get(*index),
             Some(FallbackPlan::Response { .. }) | None => None,
         };
-        match self.send_to(outbound, &context, refund).await {
+        match self.send_to(outbound, &context, charge.as_deref_mut()).await {
             Err(ServeError::BreakerOpen(_)) if fallback.is_some() && outbound.request.rewind() => {
                 // Boxed because its state would otherwise be part of every request.
                 Box::pin(async {
@@ -126,7 +126,7 @@ impl<'e, S: Store + 'static> Exchange<'e, S> {
                     let caller = Caller { key: caller.key.or_random(), ..caller };
                     let upstream = fallback;
                     let context = AttemptContext { upstream, caller, permits, may_have_waited: true };
-                    self.send_to(outbound, &context, refund).await
+                    self.send_to(outbound, &context, charge).await
                 })
                 .await
             }
@@ -139,7 +139,7 @@ impl<'e, S: Store + 'static> Exchange<'e, S> {
         &mut self,
         OutboundRequest { request, upgrade }: &mut OutboundRequest,
         context: &AttemptContext<'_>,
-        refund: &mut Option<RefundGuard<S>>,
+        mut charge: Option<&mut Charge>,
     ) -> Result<Response<ResponseBody>, ServeError> {
         let AttemptContext { upstream, caller, permits, may_have_waited } = context;
         let resilience = &upstream.resilience;
@@ -167,8 +167,8 @@ impl<'e, S: Store + 'static> Exchange<'e, S> {
                 Box::pin(self.reserve_slot(upstream, &mut selected, request, &bounds)).await?;
                 bound = bounds.next()?;
             }
-            if let Some(refund) = refund.take() {
-                refund.keep();
+            if let Some(charge) = &mut charge {
+                charge.serve();
             }
             let attempt = AttemptSetup { bounds: &bounds, bound, tried: retry.tried() };
             let attempted = self.attempt(request, context, selected, attempt).await;
@@ -363,22 +363,15 @@ impl<'e, S: Store + 'static> Exchange<'e, S> {
         Ok(response)
     }
 
-    /// Settles reserved charges by the response, or refunds them if no server received the request.
-    pub(crate) async fn settle(
-        &self,
-        reservations: Reservations,
-        response: &Result<Response<ResponseBody>, ServeError>,
-    ) {
-        let limiter = &self.worker.limiter;
+    /// Settles the open parts of a charge by the response, or refunds them if no server received the request.
+    pub(crate) async fn settle(&self, charge: Charge, response: &Result<Response<ResponseBody>, ServeError>) {
         match response {
-            Ok(response) => {
-                limiter.settle(reservations, response.status().as_u16(), response.headers()).await;
-            }
+            Ok(response) => charge.settle(response.status().as_u16(), response.headers()).await,
             // The error is that of the last attempt: an earlier one may have reached a server.
             Err(ServeError::NoServer | ServeError::Unreachable | ServeError::Untrusted(_))
                 if !self.may_have_arrived =>
             {
-                limiter.release(reservations).await;
+                charge.release().await;
             }
             Err(_) => {}
         }

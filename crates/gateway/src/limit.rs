@@ -1,40 +1,26 @@
-//! What the limiter's ruling means for a request: errors, rate-limit headers, records, waiting.
+//! What the limiter's ruling means for a request: rate-limit headers, the record, waiting, or an error.
 
-use smallvec::SmallVec;
 use tidegate_core::{TimeSpan, Timestamp};
-use tidegate_headers::{BodyStyle, HeaderWriter, ReportedLimit, retry_after_seconds};
-use tidegate_limiter::{
-    AdmittedRuling, BodyMeter, FailedRuling, RefundGuard, RejectedRuling, Reservations, Ruling, RulingReport,
-};
+use tidegate_limiter::{Charge, ChargeUse, Ruling, ServeReason, ServeRuling};
 use tidegate_policy::Facts;
 use tidegate_store::{Permit, Store};
-use tidegate_telemetry::DecisionKind;
+use tidegate_telemetry::DecisionSink;
 
-use crate::error::{RejectedRequest, ServeError};
-use crate::http::request_body::ByteMeter;
+use crate::error::{RefusedRequest, ServeError};
 use crate::service::Exchange;
 use crate::upstream::{StickyKey, UpstreamGroup};
 
 /// State of an admitted request that forwarding needs.
 #[derive(Debug)]
-pub(crate) struct AdmittedRequest<S: Store + 'static> {
+pub(crate) struct AdmittedRequest {
     /// Selects the server.
     pub(crate) sticky_key: StickyKey,
     /// Kept until the request has ended.
     pub(crate) permits: Vec<Permit>,
-    /// Settled by the response or the body.
-    pub(crate) reservations: Reservations,
-    /// Refunds the whole charge unless the request is sent. `None` if nothing can prevent that any more.
-    pub(crate) refund: Option<RefundGuard<S>>,
+    /// Unserved while anything can prevent that the request is sent; `None` if nothing can, and nothing is settled later.
+    pub(crate) charge: Option<Charge>,
     /// When it may be sent.
     pub(crate) at: Timestamp,
-}
-
-impl<S: Store + 'static> AdmittedRequest<S> {
-    fn new(sticky_key: StickyKey, at: Timestamp) -> Self {
-        let (permits, reservations) = (Vec::new(), Reservations::default());
-        Self { sticky_key, permits, reservations, refund: None, at }
-    }
 }
 
 impl<S: Store + 'static> Exchange<'_, S> {
@@ -45,60 +31,52 @@ impl<S: Store + 'static> Exchange<'_, S> {
         facts: &Facts<'_>,
         upstream: &UpstreamGroup,
         may_be_refunded: bool,
-    ) -> Result<AdmittedRequest<S>, ServeError> {
-        let (worker, snapshot) = (self.worker, self.snapshot);
-        let mut scratch = worker.scratch();
+    ) -> Result<AdmittedRequest, ServeError> {
+        let worker = self.worker;
         let now = self.record.start_decision();
-        let (mut admitted, delay) =
-            match worker.limiter.check(&snapshot.policy, facts, &mut scratch, now).await {
-                Ruling::Admitted(admitted) => {
-                    self.record_admitted(&admitted.report);
-                    let AdmittedRuling { report, permits, reservations, delay } = admitted;
-                    let sticky_key = upstream.sticky_key(|| report.client());
-                    let needs_refund = may_be_refunded || !delay.is_zero();
-                    let refund = needs_refund.then(|| worker.limiter.refund_guard(&report));
-                    (AdmittedRequest { sticky_key, permits, reservations, refund, at: now + delay }, delay)
+        let (mut admitted, delay) = {
+            let mut scratch = worker.scratch();
+            let mut ruling = worker.limiter.check(&self.snapshot.policy, facts, &mut scratch, now).await;
+            let serve = self.apply(&mut ruling)?;
+            let sticky_key = match serve.reason {
+                ServeReason::WithinLimits | ServeReason::StoreFailed => {
+                    upstream.sticky_key(|| serve.report.client())
                 }
-                Ruling::Rejected(rejected) => return Err(self.reject(&rejected)),
-                Ruling::Banned => {
-                    self.record.finish_decision(DecisionKind::Banned);
-                    return Err(ServeError::Banned);
+                ServeReason::Exempt(_) => {
+                    let addresses = self.snapshot.plan().identities.addresses();
+                    upstream.sticky_key(|| addresses.client(facts.headers, facts.peer))
                 }
-                Ruling::Exempt(_) => {
-                    self.record.finish_decision(DecisionKind::Exempt);
-                    let addresses = snapshot.plan().identities.addresses();
-                    let sticky_key = upstream.sticky_key(|| addresses.client(facts.headers, facts.peer));
-                    (AdmittedRequest::new(sticky_key, now), TimeSpan::ZERO)
-                }
-                Ruling::StoreFailed(FailedRuling { report, permits, is_binding: false }) => {
-                    self.record(DecisionKind::StoreFailed, &report);
-                    let sticky_key = upstream.sticky_key(|| report.client());
-                    (AdmittedRequest { permits, ..AdmittedRequest::new(sticky_key, now) }, TimeSpan::ZERO)
-                }
-                Ruling::StoreFailed(FailedRuling { report, .. }) => {
-                    self.record(DecisionKind::StoreFailed, &report);
-                    return Err(ServeError::StoreUnavailable);
-                }
-                // Unreachable: `check` does not take a rule name.
-                Ruling::NoRule => return Err(ServeError::StoreUnavailable),
             };
+            let (delay, permits) = (serve.delay, std::mem::take(&mut serve.permits));
+            let is_refundable = may_be_refunded || !delay.is_zero();
+            let usage = if is_refundable { ChargeUse::Refundable } else { ChargeUse::Served };
+            let charge = serve.charge(&worker.limiter, usage);
+            (AdmittedRequest { sticky_key, permits, charge, at: now + delay }, delay)
+        };
         if !delay.is_zero() {
             Box::pin(self.wait(delay)).await?;
-            if !may_be_refunded && let Some(refund) = admitted.refund.take() {
-                refund.keep();
+            if !may_be_refunded && let Some(charge) = &mut admitted.charge {
+                charge.serve();
             }
         }
         Ok(admitted)
     }
 
-    fn record_admitted(&mut self, report: &RulingReport<'_>) {
-        self.record(DecisionKind::Admitted, report);
-        let limits = report.limits();
-        if let Some(limit) = limits.primary() {
-            self.record.set_limit(limit.name, limit.quota, limit.remaining);
-            let cache = &mut self.worker.header_values.borrow_mut();
-            let mut writer = HeaderWriter { styles: self.snapshot.styles(), cache };
-            writer.write_limits(&mut self.headers, report.at(), limit, &limits);
+    /// Records the ruling and writes its headers. The error is its refusal.
+    fn apply<'r, 'p>(&mut self, ruling: &'r mut Ruling<'p>) -> Result<&'r mut ServeRuling<'p>, ServeError> {
+        let (worker, snapshot) = (self.worker, self.snapshot);
+        let limits = ruling.report().limits();
+        DecisionSink::Request(&mut self.record).record(&snapshot.counted, ruling.recorded(&limits));
+        let cache = &mut worker.header_values.borrow_mut();
+        limits.write_headers(snapshot.styles(), cache, &mut self.headers);
+        match ruling {
+            Ruling::Serve(serve) => Ok(serve),
+            Ruling::Refuse(refuse) => Err(ServeError::Refused(RefusedRequest {
+                refusal: refuse.reason.refusal(),
+                retry_after: refuse.retry_after_seconds(),
+                body: refuse
+                    .describe(&limits, snapshot.error_body(), |body| body.encode(snapshot.error_body())),
+            })),
         }
     }
 
@@ -111,44 +89,5 @@ impl<S: Store + 'static> Exchange<'_, S> {
         let Some(_waiting) = self.worker.join_wait_queue() else { return Err(ServeError::TooManyWaiting) };
         tokio::time::sleep(delay.into()).await;
         Ok(())
-    }
-
-    fn reject(&mut self, rejected: &RejectedRuling<'_>) -> ServeError {
-        let RejectedRuling { report, reason, rule, retry_after } = rejected;
-        let (client, snapshot) = (report.client(), self.snapshot);
-        self.record(DecisionKind::Rejected, report);
-        self.record.set_rejected(&snapshot.counted, *rule, client);
-        let limits = report.limits();
-        let Some(limit) = limits.primary() else { return ServeError::StoreUnavailable };
-        self.record.set_limit(limit.name, limit.quota, limit.remaining);
-        let cache = &mut self.worker.header_values.borrow_mut();
-        let mut writer = HeaderWriter { styles: snapshot.styles(), cache };
-        writer.write_limits(&mut self.headers, report.at(), limit, &limits);
-        let retry_after = retry_after.map(|wait| retry_after_seconds(wait, client));
-        if let Some(seconds) = retry_after {
-            writer.write_retry_after(&mut self.headers, seconds);
-        }
-        let style = snapshot.error_body();
-        let mut violated = SmallVec::<[&str; 4]>::new();
-        // Only problem bodies list them.
-        if style == BodyStyle::Problem {
-            violated.extend(report.violated());
-        }
-        let limit = ReportedLimit { at: report.at(), report: limit, violated: &violated };
-        ServeError::Rejected(RejectedRequest::new(style, *reason, retry_after, limit))
-    }
-
-    fn record(&mut self, decided: DecisionKind, report: &RulingReport<'_>) {
-        self.record.finish_decision(decided);
-        self.record.set_client(report.client());
-        for rule in report.shadow_rejections() {
-            self.record.count_shadow_rejection(&self.snapshot.counted, rule);
-        }
-    }
-}
-
-impl<S: Store + 'static> ByteMeter for BodyMeter<S> {
-    fn record(&mut self, bytes: usize) {
-        self.add(bytes);
     }
 }

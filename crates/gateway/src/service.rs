@@ -24,6 +24,7 @@ use http::{HeaderMap, Response, Version};
 use http_body::Body;
 use hyper::body::Incoming;
 use tidegate_headers::{RateLimitHeaders, grpc_content_type, is_rejected_by_upstream};
+use tidegate_limiter::{Charge, ChargeMeter};
 use tidegate_policy::{NormalRequest, ReadOptions, RequestError, RequestHead, Route};
 use tidegate_store::Store;
 use tidegate_telemetry::{Log, RequestRecord};
@@ -34,7 +35,7 @@ use crate::forward::{AttemptContext, OutboundRequest, PendingUpgrade};
 use crate::http::access_log::summarize;
 use crate::http::header_flags::HeaderFlags;
 use crate::http::hop_headers::{self, ConnInfo};
-use crate::http::request_body::{ByteMeter, UploadHandle};
+use crate::http::request_body::UploadHandle;
 use crate::http::response_body::ResponseBody;
 use crate::http::{trace_context, validate};
 use crate::limit::AdmittedRequest;
@@ -110,14 +111,13 @@ impl<'e, S: Store + 'static> Exchange<'e, S> {
         if let Some(refused) = read.refused.take() {
             return Err(RequestError::Headers(*refused).into());
         }
-        let AdmittedRequest { sticky_key, permits, mut reservations, mut refund, at } = admitted;
+        let AdmittedRequest { sticky_key, permits, mut charge, at } = admitted;
         let is_trusted = read.is_trusted;
         let permits = self.admit((route, upstream), permits, (read.headers, is_trusted), at).await?;
         let addresses = snapshot.plan().identities.addresses();
         let address = if is_trusted { addresses.client(read.headers, read.peer) } else { read.peer };
         let client = ClientId::new(addresses, address);
-        let meter = self.worker.limiter.body_meter(&mut reservations);
-        let meter = meter.map(|meter| Box::new(meter) as Box<dyn ByteMeter>);
+        let meter = charge.as_mut().and_then(Charge::meter);
         let rewritten = read.rewritten_uri()?;
         // Otherwise it would be part of the state while the request is sent.
         drop(read);
@@ -128,10 +128,10 @@ impl<'e, S: Store + 'static> Exchange<'e, S> {
         let may_have_waited = route.bulkhead.is_some() || upstream.resilience.bulkhead.is_some();
         let caller = Caller { key: sticky_key, client, at };
         let attempts = AttemptContext { upstream, caller, permits, may_have_waited };
-        let response = self.send(&mut outbound, attempts, &mut refund).await;
-        // The refund of a request that was not sent includes its reservations.
-        if !reservations.is_empty() && refund.is_none() {
-            Box::pin(self.settle(reservations, &response)).await;
+        let response = self.send(&mut outbound, attempts, charge.as_mut()).await;
+        // Without an attempt the charge is unserved, and is refunded here.
+        if let Some(charge) = charge.filter(Charge::is_open) {
+            Box::pin(self.settle(charge, &response)).await;
         }
         response
     }
@@ -175,7 +175,7 @@ impl<'e, S: Store + 'static> Exchange<'e, S> {
         ReceivedRequest { parts, body }: &mut ReceivedRequest,
         (route, is_trusted): (&Route, bool),
         client: ClientId,
-        meter: Option<Box<dyn ByteMeter>>,
+        meter: Option<ChargeMeter>,
     ) -> OutboundRequest {
         let (worker, snapshot, conn_info, flags) = (self.worker, self.snapshot, self.conn_info, self.flags);
         let upgrade = PendingUpgrade::take_from(parts, flags, conn_info);
@@ -231,7 +231,7 @@ impl<'e, S: Store + 'static> Exchange<'e, S> {
             Err(cause) => {
                 self.record.set_error(|| cause.code_and_retry_after());
                 let (status, headers) = (cause.status(), std::mem::take(&mut parts.headers));
-                (rescue(cause, self.snapshot.error_body(), parts.version, headers), status)
+                (rescue(cause, self.snapshot, parts.version, headers), status)
             }
         };
         self.headers.insert_into(response.headers_mut());

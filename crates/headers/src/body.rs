@@ -3,8 +3,9 @@
 use http::StatusCode;
 use tidegate_core::{LimitReport, Timestamp};
 
+use crate::retry_after::{HeaderTarget, write_retry_after};
 use crate::scan::is_plain;
-use crate::style::BodyStyle;
+use crate::style::{BodyStyle, HeaderStyle};
 use crate::write::reset_second;
 
 /// The capacity that fits most bodies of rejections.
@@ -86,6 +87,21 @@ impl<'a> ErrorBody<'a> {
         json.0
     }
 
+    /// The message with the time after which to retry, for protocols without a body.
+    pub fn full_message(&self) -> String {
+        let mut message = self.message.to_owned();
+        write_retry_sentence(self.retry_after, |part| message.push_str(part));
+        message
+    }
+
+    /// Writes when the client may retry. If a limit refuses the request, `styles` are those of its headers.
+    pub fn write_retry_after(&self, headers: &mut impl HeaderTarget, styles: &[HeaderStyle]) {
+        if let Some(seconds) = self.retry_after {
+            let is_limited = self.status == StatusCode::TOO_MANY_REQUESTS;
+            write_retry_after(headers, seconds, if is_limited { styles } else { &[] });
+        }
+    }
+
     /// Problems of a registered type begin with it. The others have their members in alphabetical order.
     fn put_problem(&self, json: &mut JsonWriter) {
         let status = u64::from(self.status.as_u16());
@@ -125,7 +141,7 @@ impl<'a> ErrorBody<'a> {
 }
 
 /// Writes the sentence that states when to retry, in parts that need no escapes in JSON.
-pub(crate) fn write_retry_sentence(retry_after: Option<u64>, mut put: impl FnMut(&str)) {
+fn write_retry_sentence(retry_after: Option<u64>, mut put: impl FnMut(&str)) {
     if let Some(seconds) = retry_after {
         put(" Please retry after ");
         put(itoa::Buffer::new().format(seconds));

@@ -26,29 +26,20 @@ pub fn grpc_content_type(version: Version, headers: &HeaderMap) -> Option<&Heade
     })
 }
 
-/// When the client of a gRPC call may retry.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum GrpcPushback {
-    /// Not specified.
-    Unknown,
-    /// After this many seconds.
-    Seconds(u64),
-    /// Never: the call would fail again.
-    Never,
-}
-
-/// Writes the gRPC status of an error into `headers`. The status is that which corresponds to an HTTP status.
-pub fn write_grpc_status(headers: &mut HeaderMap, status: StatusCode, message: &str, pushback: GrpcPushback) {
+/// Writes the gRPC status of an error into `headers`, and when the client may retry. The status is that which corresponds to an
+/// HTTP status. Without a time, a call that a limit refuses would always fail again.
+pub fn write_grpc_status(
+    headers: &mut HeaderMap,
+    status: StatusCode,
+    message: &str,
+    retry_after: Option<u64>,
+) {
     headers.insert(STATUS, code(status).into());
     headers.insert(MESSAGE, percent_encoded(message));
-    match pushback {
-        GrpcPushback::Unknown => {}
-        GrpcPushback::Seconds(seconds) => {
-            headers.insert(PUSHBACK, seconds.saturating_mul(1_000).into());
-        }
-        GrpcPushback::Never => {
-            headers.insert(PUSHBACK, HeaderValue::from_static("-1"));
-        }
+    if let Some(seconds) = retry_after {
+        headers.insert(PUSHBACK, seconds.saturating_mul(1_000).into());
+    } else if status == StatusCode::TOO_MANY_REQUESTS {
+        headers.insert(PUSHBACK, HeaderValue::from_static("-1"));
     }
 }
 
@@ -78,7 +69,7 @@ fn code(status: StatusCode) -> u16 {
 }
 
 /// Encodes text for `grpc-message`: visible ASCII and spaces except `%` stay as they are.
-fn percent_encoded(text: &str) -> HeaderValue {
+pub fn percent_encoded(text: &str) -> HeaderValue {
     const DIGITS: &[u8; 16] = b"0123456789ABCDEF";
     let mut encoded = Vec::with_capacity(text.len());
     for byte in text.bytes() {

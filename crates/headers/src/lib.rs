@@ -1,8 +1,8 @@
 //! Writes and parses rate-limit headers, `Retry-After` and error bodies.
 //!
 //! A server describes each limit as a [`LimitReport`](tidegate_core::LimitReport). [`HeaderWriter`] writes the reports in
-//! every [`HeaderStyle`], [`ErrorBody`] writes the body of an error in every [`BodyStyle`], and [`AdvertisedLimits`] parses
-//! the headers of other servers, [`RejectionBody`] their bodies. No other crate of the workspace names these headers.
+//! every [`HeaderStyle`], [`Refusal`] lists why requests are not served, [`ErrorBody`] writes the body of an error in every
+//! [`BodyStyle`], and [`AdvertisedLimits`] parses the headers of other servers, [`RejectionBody`] their bodies. No other crate of the workspace names these headers.
 //!
 //! ```
 //! use http::HeaderMap;
@@ -43,7 +43,7 @@ mod body;
 mod grpc;
 mod names;
 mod quota;
-mod rejection;
+mod refusal;
 mod rejection_body;
 mod retry_after;
 mod scan;
@@ -54,11 +54,11 @@ mod write;
 
 pub use advertised::{AdvertisedLimit, AdvertisedLimits};
 pub use body::{ErrorBody, ProblemType, ReportedLimit};
-pub use grpc::{GrpcPushback, grpc_content_type, grpc_status, write_grpc_status};
+pub use grpc::{grpc_content_type, grpc_status, percent_encoded, write_grpc_status};
 pub use quota::Quota;
-pub use rejection::RejectionReason;
+pub use refusal::Refusal;
 pub use rejection_body::RejectionBody;
-pub use retry_after::{retry_after_seconds, write_retry_after};
+pub use retry_after::{HeaderTarget, RetryAfter, write_retry_after};
 pub use style::{BodyStyle, HeaderStyle};
 pub use value_cache::HeaderValueCache;
 pub use write::{HeaderWriter, RateLimitHeaders, is_rejected_by_upstream};

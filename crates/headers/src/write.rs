@@ -6,6 +6,7 @@ use smallvec::SmallVec;
 use tidegate_core::{LimitReport, TimeSpan, Timestamp};
 
 use crate::names;
+use crate::retry_after::HeaderTarget;
 use crate::structured_list::{LARGEST_INTEGER, ListWriter};
 use crate::style::HeaderStyle;
 use crate::value_cache::HeaderValueCache;
@@ -33,13 +34,14 @@ impl RateLimitHeaders {
         self.0.iter().map(|(name, value)| (name, value))
     }
 
-    /// Adds `Retry-After`, for protocols without a header map.
-    pub fn push_retry_after(&mut self, seconds: u64) {
-        self.push(RETRY_AFTER, seconds.into());
-    }
-
     fn push(&mut self, name: HeaderName, value: HeaderValue) {
         self.0.push((name, value));
+    }
+}
+
+impl HeaderTarget for RateLimitHeaders {
+    fn set(&mut self, name: HeaderName, value: HeaderValue) {
+        self.push(name, value);
     }
 }
 
@@ -83,13 +85,6 @@ impl HeaderWriter<'_> {
                     headers.push(names::RATELIMIT, ratelimit_value(all));
                 }
             }
-        }
-    }
-
-    /// Writes when a rejected client may retry, for clients that read only the `X-RateLimit` headers.
-    pub fn write_retry_after(&self, headers: &mut RateLimitHeaders, seconds: u64) {
-        if self.styles.contains(&HeaderStyle::XRateLimit) {
-            headers.push(names::X_RETRY_AFTER, seconds.into());
         }
     }
 }
@@ -206,17 +201,6 @@ mod tests {
         assert_eq!(written(HeaderStyle::RateLimitDelta, &rejecting, &[])[2].1, "90");
         // No longer than the window.
         assert_eq!(written(HeaderStyle::RateLimit, &rejecting, &[rejecting])[1].1, r#""default";r=0;t=60"#);
-    }
-
-    #[test]
-    fn write_retry_after_is_written_for_x_ratelimit_style_only() {
-        let written = |style| {
-            let mut headers = RateLimitHeaders::default();
-            let mut cache = HeaderValueCache::default();
-            HeaderWriter { styles: &[style], cache: &mut cache }.write_retry_after(&mut headers, 30);
-            headers.0.len()
-        };
-        assert_eq!(HeaderStyle::ALL.map(written), [1, 0, 0, 0]);
     }
 
     #[test]

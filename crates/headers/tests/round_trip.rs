@@ -150,7 +150,7 @@ proptest! {
     #[test]
     fn retry_after_parses_as_written(seconds in any::<u64>()) {
         let mut headers = HeaderMap::new();
-        write_retry_after(&mut headers, seconds);
+        write_retry_after(&mut headers, seconds, &[]);
         prop_assert_eq!(AdvertisedLimits::parse(&headers, NOW).retry_after, Some(TimeSpan::from_secs(seconds)));
     }
 

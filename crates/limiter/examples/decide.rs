@@ -38,23 +38,18 @@ async fn main() -> Result<(), Box<dyn Error>> {
 }
 
 fn describe(ruling: &Ruling<'_>) -> String {
-    match ruling {
-        Ruling::Admitted(admitted) => match admitted.report.limits().primary() {
-            Some(limit) => {
-                format!("admitted; {} of {} left of `{}`", limit.remaining, limit.quota, limit.name)
-            }
-            None => "admitted; no limit applies".to_owned(),
-        },
-        Ruling::Rejected(rejected) => {
-            let limits = rejected.report.limits();
-            let name = limits.primary().map_or("a limit", |limit| limit.name);
-            match rejected.retry_after {
-                Some(after) => format!("rejected by `{name}`; retry after {} s", after.as_secs_ceil()),
-                None => format!("rejected by `{name}`; the cost exceeds the limit"),
+    let limits = ruling.report().limits();
+    match (ruling, limits.primary()) {
+        (Ruling::Serve(_), Some(limit)) => {
+            format!("served; {} of {} left of `{}`", limit.remaining, limit.quota, limit.name)
+        }
+        (Ruling::Serve(serve), None) => format!("served; no limit applies ({:?})", serve.reason),
+        (Ruling::Refuse(refuse), limit) => {
+            let name = limit.map_or("no limit", |limit| limit.name);
+            match refuse.retry_after {
+                Some(after) => format!("refused by `{name}`; retry after {} s", after.seconds),
+                None => format!("refused by `{name}`: {:?}", refuse.reason),
             }
         }
-        Ruling::Banned => "banned".to_owned(),
-        Ruling::Exempt(_) => "exempt".to_owned(),
-        Ruling::StoreFailed(_) | Ruling::NoRule => "no decision".to_owned(),
     }
 }

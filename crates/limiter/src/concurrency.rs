@@ -7,6 +7,7 @@ use tidegate_policy::{ConcurrencyCheck, ConcurrencyRule, MatchedRequest};
 use tidegate_store::{Permit, PermitGrant, Permits, Store};
 
 /// The permits of a request.
+#[derive(Default)]
 pub(crate) struct AcquiredPermits {
     /// Kept until the request has ended.
     pub(crate) permits: Vec<Permit>,
@@ -20,7 +21,7 @@ pub(crate) fn acquire<'a>(
     permits: &Arc<Permits>,
     matched: &MatchedRequest<'a>,
 ) -> Result<AcquiredPermits, (&'a ConcurrencyRule, Vec<RuleId>)> {
-    let mut acquired = AcquiredPermits { permits: Vec::new(), shadow: Vec::new() };
+    let mut acquired = AcquiredPermits::default();
     for ConcurrencyCheck { rule, key, role, .. } in matched.concurrency_checks() {
         match permits.acquire(key, rule.concurrent) {
             Some(permit) => acquired.permits.push(permit),
@@ -31,12 +32,12 @@ pub(crate) fn acquire<'a>(
     Ok(acquired)
 }
 
-/// Why a request does not get the permits that nodes share. All permits are released, except those of a failure.
+/// Why a request does not get the permits that nodes share. All permits are released.
 pub(crate) enum SharedRefusal<'a> {
     /// The rule without a permit left, and the rules in shadow mode that had none left.
     Exhausted(&'a ConcurrencyRule, Vec<RuleId>),
-    /// The store failed, and the rule must not be decided without it.
-    Failed(AcquiredPermits),
+    /// The store failed, and the rule must not be decided without it. The rules in shadow mode that had no permit left.
+    Failed(Vec<RuleId>),
 }
 
 /// Like [`acquire`] for a policy with rules whose permits all nodes share. The store is asked last, so that a request which
@@ -47,7 +48,7 @@ pub(crate) async fn acquire_shared<'a, S: Store>(
     matched: &MatchedRequest<'a>,
     now: Timestamp,
 ) -> Result<AcquiredPermits, SharedRefusal<'a>> {
-    let mut acquired = AcquiredPermits { permits: Vec::new(), shadow: Vec::new() };
+    let mut acquired = AcquiredPermits::default();
     let mut undecided = Vec::new();
     for check in matched.concurrency_checks() {
         let ConcurrencyCheck { rule, key, role, .. } = check;
@@ -63,7 +64,7 @@ pub(crate) async fn acquire_shared<'a, S: Store>(
             Ok(grant) => apply_grant(permits, key, permit, grant),
             // A rule in shadow mode never rejects.
             Err(_) if role != Role::Binding => Some(permit),
-            Err(_) => return Err(SharedRefusal::Failed(acquired)),
+            Err(_) => return Err(SharedRefusal::Failed(acquired.shadow)),
         };
         match granted {
             Some(permit) => acquired.permits.push(permit),

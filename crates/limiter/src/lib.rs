@@ -31,11 +31,11 @@
 //! let (policy, mut scratch) = (limiter.policy(), Scratch::default());
 //! let now = clock.now();
 //! for _ in 0..2 {
-//!     assert!(matches!(limiter.check(&policy, &facts, &mut scratch, now).await, Ruling::Admitted(_)));
+//!     assert!(matches!(limiter.check(&policy, &facts, &mut scratch, now).await, Ruling::Serve(_)));
 //! }
-//! let Ruling::Rejected(rejected) = limiter.check(&policy, &facts, &mut scratch, now).await else { panic!() };
-//! assert_eq!(rejected.report.limits()[0].name, "default");
-//! assert!(rejected.retry_after.is_some());
+//! let Ruling::Refuse(refused) = limiter.check(&policy, &facts, &mut scratch, now).await else { panic!() };
+//! assert_eq!(refused.report.limits()[0].name, "default");
+//! assert!(refused.retry_after.is_some());
 //! # Ok(())
 //! # }
 //! ```
@@ -44,24 +44,22 @@
 
 mod activation;
 mod ban_list;
+mod charge;
 mod concurrency;
 mod limiter;
 mod lockout;
 mod override_list;
-mod refund;
 mod report;
-mod reservation;
 mod reset_list;
 mod rule_operations;
 mod ruling;
 
 pub use activation::ActivationListener;
+pub use charge::{Charge, ChargeMeter, ChargeUse};
 pub use limiter::{Limiter, PreparedPolicy, RuleCheck};
-pub use refund::RefundGuard;
 pub use report::{ReportedLimits, RulingReport};
-pub use reservation::{BodyMeter, Reservations, RuleReservation};
-pub use rule_operations::RuleError;
-pub use ruling::{AdmittedRuling, FailedRuling, RejectedRuling, Ruling};
+pub use rule_operations::{RuleError, UnknownRule};
+pub use ruling::{RefuseReason, RefuseRuling, Ruling, ServeReason, ServeRuling};
 
 /// The examples of README.md.
 #[cfg(doctest)]

@@ -4,10 +4,10 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use arc_swap::ArcSwap;
 use tidegate_core::{Check, Cost, CounterKey, Decision, Limit, RuleId, TimeSpan, Timestamp, Verdict};
-use tidegate_headers::RejectionReason;
+use tidegate_headers::RetryAfter;
 use tidegate_policy::{
-    ActivePolicy, Admission, Bans, ConcurrencyRule, Exclusion, Exemption, Facts, MatchedRequest, RuleClient,
-    RuleSharing, RuntimeData, Scratch,
+    ActivePolicy, Admission, AppliedRules, Bans, ConcurrencyRule, Exclusion, Exemption, Facts,
+    MatchedRequest, RuleClient, RuleSharing, RuntimeData, Scratch,
 };
 use tidegate_store::{Clock, Override, Penalties, Permits, RetainedLimits, RuleSettings, Store, StoreError};
 
@@ -16,11 +16,10 @@ use crate::ban_list::BanList;
 use crate::concurrency::{self, AcquiredPermits, SharedRefusal};
 use crate::lockout::{self, LockOuts};
 use crate::override_list::OverrideList;
-use crate::refund::RefundGuard;
 use crate::report::RulingReport;
-use crate::reservation::Reservations;
 use crate::reset_list::ResetList;
-use crate::ruling::{AdmittedRuling, FailedRuling, RejectedRuling, Ruling};
+use crate::rule_operations::UnknownRule;
+use crate::ruling::{RefuseReason, RefuseRuling, Ruling, ServeReason, ServeRuling};
 
 /// `Retry-After` of a concurrency limit: a request with a permit may end at any time.
 const CONCURRENCY_RETRY: TimeSpan = TimeSpan::from_secs(1);
@@ -62,27 +61,34 @@ pub struct RuleCheck<'c> {
 pub(crate) enum SkipReason {
     Banned,
     Exempt(Exemption),
-    NoRule,
 }
 
-impl From<SkipReason> for Ruling<'_> {
-    fn from(reason: SkipReason) -> Self {
-        match reason {
-            SkipReason::Banned => Self::Banned,
-            SkipReason::Exempt(why) => Self::Exempt(why),
-            SkipReason::NoRule => Self::NoRule,
-        }
-    }
+/// Whether a check charges anything.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Charging {
+    /// The limits are charged, permits are acquired, violations are recorded.
+    On,
+    /// Nothing is changed. Lock-outs apply; concurrency limits do not: whether a permit is left is known only when it is taken.
+    Off,
+}
+
+/// How a decision of the store was asked for.
+struct DecisionSetup {
+    acquired: AcquiredPermits,
+    now: Timestamp,
+    charging: Charging,
 }
 
 /// What the store is asked about a request.
 enum StoreStep<'a> {
     /// To decide the checks. The request has its permits.
     Decide(AcquiredPermits),
+    /// To read the limits, because nothing is charged.
+    Preview,
     /// Nothing: there are no checks.
-    Admit(AcquiredPermits),
-    /// To read the limits of a request that is rejected. Boxed, because that is rare.
-    Reject(Box<RulingReport<'a>>),
+    Serve(AcquiredPermits),
+    /// To read the limits of a request that is refused. Boxed, because that is rare.
+    Refuse(Box<RulingReport<'a>>),
     /// For permits that nodes share, before it decides.
     AcquirePermits,
 }
@@ -206,7 +212,7 @@ impl<S: Store + 'static> Limiter<S> {
         scratch: &'a mut Scratch,
         now: Timestamp,
     ) -> impl Future<Output = Ruling<'a>> + Send {
-        self.decide(policy, now, move || self.match_request(policy, facts, scratch, now))
+        self.decide(policy, now, Charging::On, move || self.match_request(policy, facts, scratch, now))
     }
 
     /// Checks a request like [`check`](Self::check), if that needs no wait. `None` if the caller has to await `check`; nothing is
@@ -221,17 +227,29 @@ impl<S: Store + 'static> Limiter<S> {
         self.try_decide(policy, now, self.match_request(policy, facts, scratch, now))
     }
 
+    /// What [`check`](Self::check) would return now, without charging or recording anything. Concurrency limits are not
+    /// checked.
+    pub fn preview<'a>(
+        &self,
+        policy: &'a ActivePolicy,
+        facts: &Facts<'_>,
+        scratch: &'a mut Scratch,
+        now: Timestamp,
+    ) -> impl Future<Output = Ruling<'a>> + Send {
+        self.decide(policy, now, Charging::Off, move || self.match_request(policy, facts, scratch, now))
+    }
+
     /// Checks one rule for a client that the caller has identified. The other rules of the policy are not checked. Bans and
-    /// exemptions apply as far as they concern the identities of the client. [`Ruling::NoRule`] if the policy has no such
-    /// rule.
-    pub fn check_rule<'a>(
+    /// exemptions apply as far as they concern the identities of the client.
+    pub async fn check_rule<'a>(
         &self,
         policy: &'a ActivePolicy,
         check: RuleCheck<'_>,
         scratch: &'a mut Scratch,
         now: Timestamp,
-    ) -> impl Future<Output = Ruling<'a>> + Send {
-        self.decide(policy, now, move || self.match_rule(policy, check, scratch, now))
+    ) -> Result<Ruling<'a>, UnknownRule> {
+        let matched = self.match_rule(policy, check, scratch, now)?;
+        Ok(self.decide(policy, now, Charging::On, move || matched).await)
     }
 
     /// Checks a rule like [`check_rule`](Self::check_rule), if that needs no wait. `None` if the caller has to await `check_rule`;
@@ -242,8 +260,20 @@ impl<S: Store + 'static> Limiter<S> {
         check: RuleCheck<'_>,
         scratch: &'a mut Scratch,
         now: Timestamp,
-    ) -> Option<Ruling<'a>> {
-        self.try_decide(policy, now, self.match_rule(policy, check, scratch, now))
+    ) -> Result<Option<Ruling<'a>>, UnknownRule> {
+        Ok(self.try_decide(policy, now, self.match_rule(policy, check, scratch, now)?))
+    }
+
+    /// What [`check_rule`](Self::check_rule) would return now, without charging or recording anything.
+    pub async fn preview_rule<'a>(
+        &self,
+        policy: &'a ActivePolicy,
+        check: RuleCheck<'_>,
+        scratch: &'a mut Scratch,
+        now: Timestamp,
+    ) -> Result<Ruling<'a>, UnknownRule> {
+        let matched = self.match_rule(policy, check, scratch, now)?;
+        Ok(self.decide(policy, now, Charging::Off, move || matched).await)
     }
 
     /// The checks of a request, unless its client is banned or exempt.
@@ -265,23 +295,22 @@ impl<S: Store + 'static> Limiter<S> {
     }
 
     /// The check of a rule, unless its client is banned or exempt.
-    pub(crate) fn match_rule<'a>(
+    fn match_rule<'a>(
         &self,
         policy: &'a ActivePolicy,
         RuleCheck { rule, client, cost }: RuleCheck<'_>,
         scratch: &'a mut Scratch,
         now: Timestamp,
-    ) -> Result<MatchedRequest<'a>, SkipReason> {
-        let matched = policy.matcher.match_rule(rule, client.key(), cost, scratch);
-        let matched = matched.ok_or(SkipReason::NoRule)?;
+    ) -> Result<Result<MatchedRequest<'a>, SkipReason>, UnknownRule> {
+        let matched = policy.matcher.match_rule(rule, client.key(), cost, scratch).ok_or(UnknownRule)?;
         let bans = self.bans.any();
         let bans = bans.as_deref().map(|bans| &**bans);
         let runtime = RuntimeData { directory: policy.directory.as_deref(), bans };
-        match policy.matcher.exclusion(client, runtime, now) {
+        Ok(match policy.matcher.exclusion(client, runtime, now) {
             None => Ok(matched),
             Some(Exclusion::Banned(_)) => Err(SkipReason::Banned),
             Some(Exclusion::Exempt(why)) => Err(SkipReason::Exempt(why)),
-        }
+        })
     }
 
     /// Checks a limit that the caller supplies. The rule of `key` must not be one of the policy.
@@ -295,30 +324,31 @@ impl<S: Store + 'static> Limiter<S> {
         self.store().decide(&[Check::new(key, limit).cost(cost)], now).await
     }
 
-    /// Refunds the charge of a request, unless [`RefundGuard::keep`] is called.
-    pub fn refund_guard(&self, report: &RulingReport<'_>) -> RefundGuard<S> {
-        RefundGuard::new(&self.shared, report)
-    }
-
     /// Decides about the request whose checks `find` returns: lock-outs, permits, limits.
     async fn decide<'a>(
         &self,
         policy: &'a ActivePolicy,
         now: Timestamp,
+        charging: Charging,
         find: impl FnOnce() -> Result<MatchedRequest<'a>, SkipReason> + Send,
     ) -> Ruling<'a> {
         let matched = match find() {
             Ok(matched) => matched,
-            Err(reason) => return reason.into(),
+            Err(reason) => return skip(policy, reason, now),
         };
-        match self.decide_locally(policy, &matched, now) {
+        match self.decide_locally(policy, &matched, charging, now) {
             StoreStep::Decide(acquired) => {
                 let decided = self.store().decide(matched.checks(), now).await;
-                self.conclude(policy, &matched, (acquired, now), decided)
+                self.conclude(policy, &matched, DecisionSetup { acquired, now, charging }, decided)
             }
-            StoreStep::Admit(acquired) => Ruling::Admitted(admitted(&matched, acquired, now)),
+            StoreStep::Preview => {
+                let decided = Box::pin(self.store().peek(matched.checks(), now)).await;
+                let setup = DecisionSetup { acquired: AcquiredPermits::default(), now, charging };
+                self.conclude(policy, &matched, setup, decided)
+            }
+            StoreStep::Serve(acquired) => serve(&matched, acquired, now, ServeReason::WithinLimits),
             // Boxed, so that the futures of other requests are small.
-            StoreStep::Reject(report) => Box::pin(self.reject_uncharged(&matched, report)).await,
+            StoreStep::Refuse(report) => Box::pin(self.refuse_uncharged(&matched, report)).await,
             StoreStep::AcquirePermits => {
                 Box::pin(self.decide_with_shared_permits(policy, &matched, now)).await
             }
@@ -336,19 +366,20 @@ impl<S: Store + 'static> Limiter<S> {
     ) -> Option<Ruling<'a>> {
         let matched = match found {
             Ok(matched) => matched,
-            Err(reason) => return Some(reason.into()),
+            Err(reason) => return Some(skip(policy, reason, now)),
         };
-        match self.decide_locally(policy, &matched, now) {
+        let charging = Charging::On;
+        match self.decide_locally(policy, &matched, charging, now) {
             StoreStep::Decide(acquired) => {
                 let decided = self.store().try_decide(matched.checks(), now)?;
-                Some(self.conclude(policy, &matched, (acquired, now), decided))
+                Some(self.conclude(policy, &matched, DecisionSetup { acquired, now, charging }, decided))
             }
-            StoreStep::Admit(acquired) => Some(Ruling::Admitted(admitted(&matched, acquired, now))),
-            StoreStep::Reject(report) => {
+            StoreStep::Serve(acquired) => Some(serve(&matched, acquired, now, ServeReason::WithinLimits)),
+            StoreStep::Refuse(report) => {
                 let peeked = self.store().try_peek(matched.checks(), now)?;
-                Some(reject_peeked(*report, peeked))
+                Some(refuse_peeked(*report, peeked))
             }
-            StoreStep::AcquirePermits => None,
+            StoreStep::Preview | StoreStep::AcquirePermits => None,
         }
     }
 
@@ -358,6 +389,7 @@ impl<S: Store + 'static> Limiter<S> {
         &self,
         policy: &'a ActivePolicy,
         matched: &MatchedRequest<'a>,
+        charging: Charging,
         now: Timestamp,
     ) -> StoreStep<'a> {
         // A client that is locked out is not charged: its limits would be used up after the lock-out.
@@ -365,17 +397,20 @@ impl<S: Store + 'static> Limiter<S> {
             let lock_outs = lockout::active(&self.penalties, matched, now);
             if !lock_outs.is_empty() {
                 let report = RulingReport { lock_outs, ..RulingReport::new(matched.applied(), now) };
-                return StoreStep::Reject(Box::new(report));
+                return StoreStep::Refuse(Box::new(report));
             }
+        }
+        if charging == Charging::Off {
+            return StoreStep::Preview;
         }
         if policy.matcher.has_shared_permits() {
             return StoreStep::AcquirePermits;
         }
         // Before anything is charged: dropping permits is cheaper than a refund.
         match concurrency::acquire(&self.permits, matched) {
-            Ok(acquired) if matched.checks().is_empty() => StoreStep::Admit(acquired),
+            Ok(acquired) if matched.checks().is_empty() => StoreStep::Serve(acquired),
             Ok(acquired) => StoreStep::Decide(acquired),
-            Err((rule, shadow)) => StoreStep::Reject(Box::new(exhausted(matched, rule, shadow, now))),
+            Err((rule, shadow)) => StoreStep::Refuse(Box::new(exhausted(matched, rule, shadow, now))),
         }
     }
 
@@ -391,18 +426,18 @@ impl<S: Store + 'static> Limiter<S> {
             Ok(acquired) => acquired,
             Err(SharedRefusal::Exhausted(rule, shadow)) => {
                 let report = Box::new(exhausted(matched, rule, shadow, now));
-                return self.reject_uncharged(matched, report).await;
+                return self.refuse_uncharged(matched, report).await;
             }
-            Err(SharedRefusal::Failed(acquired)) => {
-                let AdmittedRuling { report, permits, .. } = admitted(matched, acquired, now);
-                return Ruling::StoreFailed(FailedRuling { report, permits, is_binding: true });
+            Err(SharedRefusal::Failed(shadow)) => {
+                let report = RulingReport { shadow, ..RulingReport::new(matched.applied(), now) };
+                return refuse_without(report, RefuseReason::StoreUnavailable);
             }
         };
         if matched.checks().is_empty() {
-            return Ruling::Admitted(admitted(matched, acquired, now));
+            return serve(matched, acquired, now, ServeReason::WithinLimits);
         }
         let decided = self.store().decide(matched.checks(), now).await;
-        self.conclude(policy, matched, (acquired, now), decided)
+        self.conclude(policy, matched, DecisionSetup { acquired, now, charging: Charging::On }, decided)
     }
 
     /// Turns the store's decision into a ruling.
@@ -412,50 +447,53 @@ impl<S: Store + 'static> Limiter<S> {
         &self,
         policy: &ActivePolicy,
         matched: &MatchedRequest<'a>,
-        (acquired, now): (AcquiredPermits, Timestamp),
+        DecisionSetup { acquired, now, charging }: DecisionSetup,
         decided: Result<Decision, StoreError>,
     ) -> Ruling<'a> {
         let Ok(decision) = decided else { return store_failed(matched, acquired, now) };
+        let is_peeked = charging == Charging::Off;
         let AcquiredPermits { permits, shadow } = acquired;
         let Verdict::Pass { wait: delay } = decision.verdict else {
-            let lock_outs = if policy.matcher.has_penalties() {
+            let lock_outs = if policy.matcher.has_penalties() && !is_peeked {
                 lockout::record_violations(&self.penalties, matched, &decision, now)
             } else {
                 LockOuts::new()
             };
             let report = RulingReport::new(matched.applied(), decision.at);
-            return reject(RulingReport { decision: Some(decision), lock_outs, shadow, ..report });
+            return refuse(RulingReport { decision: Some(decision), is_peeked, lock_outs, shadow, ..report });
         };
         let primary = matched.tightest(&decision);
-        let reservations = if policy.matcher.has_reservations() {
-            Reservations::new(matched, &decision)
-        } else {
-            Reservations::default()
-        };
+        let may_be_settled = policy.matcher.has_settlements();
         let report = RulingReport::new(matched.applied(), decision.at);
-        let report = RulingReport { decision: Some(decision), shadow, primary, ..report };
-        Ruling::Admitted(AdmittedRuling { report, permits, reservations, delay })
+        let report = RulingReport { decision: Some(decision), is_peeked, shadow, primary, ..report };
+        Ruling::Serve(ServeRuling {
+            report,
+            reason: ServeReason::WithinLimits,
+            permits,
+            delay,
+            may_be_settled,
+        })
     }
 
-    /// Rejects a request before its limits were charged. Peeks at the limits so that `retry_after` covers them: otherwise the
-    /// client could retry too early and be rejected again.
-    async fn reject_uncharged<'a>(
+    /// Refuses a request before its limits were charged. Peeks at the limits so that `retry_after` covers them: otherwise the
+    /// client could retry too early and be refused again.
+    async fn refuse_uncharged<'a>(
         &self,
         matched: &MatchedRequest<'a>,
         report: Box<RulingReport<'a>>,
     ) -> Ruling<'a> {
         let peeked = self.store().peek(matched.checks(), report.at).await;
-        reject_peeked(*report, peeked)
+        refuse_peeked(*report, peeked)
     }
 }
 
-/// The rejection of a request whose limits were not charged, but read if the store has not failed.
-fn reject_peeked(mut report: RulingReport<'_>, peeked: Result<Decision, StoreError>) -> Ruling<'_> {
+/// The refusal of a request whose limits were not charged, but read if the store has not failed.
+fn refuse_peeked(mut report: RulingReport<'_>, peeked: Result<Decision, StoreError>) -> Ruling<'_> {
     if let Ok(peeked) = peeked {
         (report.at, report.is_peeked) = (peeked.at, true);
         report.decision = Some(peeked);
     }
-    reject(report)
+    refuse(report)
 }
 
 /// The report of a request for which a concurrency limit has no permit left.
@@ -468,35 +506,61 @@ fn exhausted<'a>(
     RulingReport { exhausted: Some(rule), shadow, ..RulingReport::new(matched.applied(), now) }
 }
 
-fn admitted<'a>(
+/// The ruling on a request that no limit decides.
+#[cold]
+#[inline(never)]
+fn skip(policy: &ActivePolicy, reason: SkipReason, now: Timestamp) -> Ruling<'_> {
+    let report = RulingReport::new(AppliedRules::none(policy.matcher.plan()), now);
+    match reason {
+        SkipReason::Banned => refuse_without(report, RefuseReason::Banned),
+        SkipReason::Exempt(why) => Ruling::Serve(ServeRuling {
+            report,
+            reason: ServeReason::Exempt(why),
+            permits: Vec::new(),
+            delay: TimeSpan::ZERO,
+            may_be_settled: false,
+        }),
+    }
+}
+
+/// Serves a request without a decision of the store.
+fn serve<'a>(
     matched: &MatchedRequest<'a>,
     AcquiredPermits { permits, shadow }: AcquiredPermits,
     now: Timestamp,
-) -> AdmittedRuling<'a> {
+    reason: ServeReason,
+) -> Ruling<'a> {
     let report = RulingReport { shadow, ..RulingReport::new(matched.applied(), now) };
-    AdmittedRuling { report, permits, reservations: Reservations::default(), delay: TimeSpan::ZERO }
+    Ruling::Serve(ServeRuling { report, reason, permits, delay: TimeSpan::ZERO, may_be_settled: false })
 }
 
-/// The ruling if the store has returned no decision.
+/// The ruling if the store has returned no decision: limits in shadow mode never refuse a request.
 #[cold]
 #[inline(never)]
 fn store_failed<'a>(matched: &MatchedRequest<'a>, acquired: AcquiredPermits, now: Timestamp) -> Ruling<'a> {
-    let AdmittedRuling { report, permits, .. } = admitted(matched, acquired, now);
-    Ruling::StoreFailed(FailedRuling { report, permits, is_binding: matched.has_binding_check() })
+    if !matched.has_binding_check() {
+        return serve(matched, acquired, now, ServeReason::StoreFailed);
+    }
+    let shadow = acquired.shadow;
+    let report = RulingReport { shadow, ..RulingReport::new(matched.applied(), now) };
+    refuse_without(report, RefuseReason::StoreUnavailable)
 }
 
-pub(crate) fn reject(mut report: RulingReport<'_>) -> Ruling<'_> {
-    let Some(rule) = report.find_rejecting() else {
-        // Unreachable: some rule rejects the request.
-        return Ruling::StoreFailed(FailedRuling { report, permits: Vec::new(), is_binding: true });
-    };
+/// Refuses a request for a reason that is none of its limits.
+fn refuse_without(report: RulingReport<'_>, reason: RefuseReason) -> Ruling<'_> {
+    Ruling::Refuse(RefuseRuling { report, reason, rule: None, retry_after: None })
+}
+
+/// Refuses a request that its limits, lock-outs or permits reject.
+fn refuse(mut report: RulingReport<'_>) -> Ruling<'_> {
+    let rule = report.find_refusing();
     let reason = match &report {
-        RulingReport { exhausted: Some(_), .. } => RejectionReason::Concurrency,
-        RulingReport { lock_outs, .. } if !lock_outs.is_empty() => RejectionReason::LockOut,
-        _ => RejectionReason::Limit,
+        RulingReport { exhausted: Some(_), .. } => RefuseReason::Concurrency,
+        RulingReport { lock_outs, .. } if !lock_outs.is_empty() => RefuseReason::LockOut,
+        _ => RefuseReason::Limit,
     };
-    let retry_after = retry_after(&report);
-    Ruling::Rejected(RejectedRuling { report, reason, rule, retry_after })
+    let retry_after = retry_after(&report).map(|wait| RetryAfter::new(wait, report.client()));
+    Ruling::Refuse(RefuseRuling { report, reason, rule, retry_after })
 }
 
 /// How long until nothing rejects the request; `None` if a limit always does. Without further requests no limit gets

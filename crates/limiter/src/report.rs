@@ -4,6 +4,7 @@ use std::ops::Deref;
 
 use smallvec::SmallVec;
 use tidegate_core::{Decision, LimitReport, Role, RuleId, TimeSpan, Timestamp};
+use tidegate_headers::{HeaderStyle, HeaderValueCache, HeaderWriter, RateLimitHeaders};
 use tidegate_policy::{AppliedRules, ConcurrencyRule, Rule};
 
 use crate::lockout::LockOuts;
@@ -53,7 +54,7 @@ impl<'a> RulingReport<'a> {
 
     /// Every limit that can reject the request. Limits in shadow mode are not reported to clients.
     pub fn limits(&self) -> ReportedLimits<'a> {
-        let mut reported = ReportedLimits { limits: SmallVec::new(), primary: 0 };
+        let mut reported = ReportedLimits { at: self.at, limits: SmallVec::new(), primary: 0 };
         if let Some(rule) = self.exhausted {
             reported.limits.push(LimitReport::exhausted_concurrency(&rule.name, rule.concurrent));
         }
@@ -94,7 +95,7 @@ impl<'a> RulingReport<'a> {
 
     /// The rule that the response to a rejected request reports: that of an exhausted concurrency limit, of the longest
     /// lock-out, or of the first limit that rejects. Makes its limit the primary one.
-    pub(crate) fn find_rejecting(&mut self) -> Option<RuleId> {
+    pub(crate) fn find_refusing(&mut self) -> Option<RuleId> {
         if let Some(rule) = self.exhausted {
             return Some(rule.id);
         }
@@ -120,6 +121,7 @@ impl<'a> RulingReport<'a> {
 /// The limits that a response reports, in the order of the policy.
 #[derive(Clone, Debug)]
 pub struct ReportedLimits<'a> {
+    at: Timestamp,
     limits: SmallVec<[LimitReport<'a>; 4]>,
     primary: usize,
 }
@@ -129,6 +131,18 @@ impl<'a> ReportedLimits<'a> {
     /// there are no limits.
     pub fn primary(&self) -> Option<&LimitReport<'a>> {
         self.limits.get(self.primary)
+    }
+
+    /// Writes the rate-limit headers of a response.
+    pub fn write_headers(
+        &self,
+        styles: &[HeaderStyle],
+        cache: &mut HeaderValueCache,
+        headers: &mut RateLimitHeaders,
+    ) {
+        if let Some(primary) = self.primary() {
+            HeaderWriter { styles, cache }.write_limits(headers, self.at, primary, self);
+        }
     }
 }
 

@@ -1,84 +1,29 @@
 //! Operations on one rule for a client that the caller has identified, and checks of limits that the caller supplies.
 
 use thiserror::Error;
-use tidegate_core::{Algorithm, Check, Cost, CounterKey, Decision, Refund, Timestamp, Verdict};
-use tidegate_policy::{ActivePolicy, Admission, Facts, MatchedRequest, RuntimeData, Scratch};
+use tidegate_core::{Algorithm, Check, Cost, CounterKey, Decision, Refund, Timestamp};
+use tidegate_policy::{ActivePolicy, Scratch};
 use tidegate_store::{Store, StoreError};
 
-use crate::limiter::{Limiter, RuleCheck, reject};
-use crate::lockout;
-use crate::report::RulingReport;
-use crate::reservation::Reservations;
-use crate::ruling::{AdmittedRuling, FailedRuling, Ruling};
+use crate::limiter::{Limiter, RuleCheck};
+
+/// The policy has no rate limit with the name that the caller gave.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+#[error("the policy has no such rule")]
+pub struct UnknownRule;
 
 /// Why an operation on a rule failed.
 #[derive(Debug, Error)]
 pub enum RuleError {
-    /// The policy has no rate limit with this name.
-    #[error("the policy has no such rule")]
-    NoRule,
+    /// The policy has no such rule.
+    #[error(transparent)]
+    NoRule(#[from] UnknownRule),
     /// The store failed.
     #[error(transparent)]
     Store(#[from] StoreError),
 }
 
 impl<S: Store + 'static> Limiter<S> {
-    /// What [`check`](Self::check) would return now, without charging or recording anything. Concurrency limits are not
-    /// checked.
-    pub async fn preview<'a>(
-        &self,
-        policy: &'a ActivePolicy,
-        facts: &Facts<'_>,
-        scratch: &'a mut Scratch,
-        now: Timestamp,
-    ) -> Ruling<'a> {
-        let matched = {
-            let bans = self.bans();
-            let runtime = RuntimeData { directory: policy.directory.as_deref(), bans: Some(&bans) };
-            match policy.matcher.admit(facts, runtime, now, scratch) {
-                Admission::Banned { .. } => return Ruling::Banned,
-                Admission::Exempt { why } => return Ruling::Exempt(why),
-                Admission::Checked(matched) => matched,
-            }
-        };
-        self.preview_matched(&matched, now).await
-    }
-
-    /// What [`check_rule`](Self::check_rule) would return now, without charging or recording anything.
-    pub async fn preview_rule<'a>(
-        &self,
-        policy: &'a ActivePolicy,
-        check: RuleCheck<'_>,
-        scratch: &'a mut Scratch,
-        now: Timestamp,
-    ) -> Ruling<'a> {
-        match self.match_rule(policy, check, scratch, now) {
-            Ok(matched) => self.preview_matched(&matched, now).await,
-            Err(reason) => reason.into(),
-        }
-    }
-
-    async fn preview_matched<'a>(&self, matched: &MatchedRequest<'a>, now: Timestamp) -> Ruling<'a> {
-        let lock_outs = lockout::active(self.penalties(), matched, now);
-        let mut report =
-            RulingReport { lock_outs, is_peeked: true, ..RulingReport::new(matched.applied(), now) };
-        let (permits, reservations) = (Vec::new(), Reservations::default());
-        let Ok(decision) = self.store().peek(matched.checks(), now).await else {
-            let is_binding = matched.has_binding_check();
-            return Ruling::StoreFailed(FailedRuling { report, permits, is_binding });
-        };
-        report.at = decision.at;
-        let verdict = decision.verdict;
-        report.primary = matched.tightest(&decision);
-        report.decision = Some(decision);
-        match verdict {
-            Verdict::Pass { wait } if report.lock_outs.is_empty() => {
-                Ruling::Admitted(AdmittedRuling { report, permits, reservations, delay: wait })
-            }
-            _ => reject(report),
-        }
-    }
-
     /// Refunds units of a rule that were charged at `charged`; without it, units that count now. What its counter no longer
     /// contains is not refunded. Returns false if the rule has a leaky bucket or a log that gave nothing back, if the counter was
     /// reset since, or if an override has begun or ended since. The bucket gives back only a whole charge, and only while no later
@@ -93,7 +38,7 @@ impl<S: Store + 'static> Limiter<S> {
     ) -> Result<bool, RuleError> {
         let mut scratch = Scratch::default();
         let matched = policy.matcher.match_rule(rule, client.key(), cost, &mut scratch);
-        let matched = matched.ok_or(RuleError::NoRule)?;
+        let matched = matched.ok_or(UnknownRule)?;
         let charged = if let Some(charged) = charged {
             charged
         } else {
@@ -118,7 +63,7 @@ impl<S: Store + 'static> Limiter<S> {
         (rule, client): (&str, &[u8]),
     ) -> Result<(), RuleError> {
         let (mut scratch, cost) = (Scratch::default(), Cost::ONE);
-        let matched = policy.matcher.match_rule(rule, client, cost, &mut scratch).ok_or(RuleError::NoRule)?;
+        let matched = policy.matcher.match_rule(rule, client, cost, &mut scratch).ok_or(UnknownRule)?;
         for check in matched.checks() {
             self.reset(check.key).await?;
         }

@@ -6,7 +6,7 @@ use std::fmt::{self, Write};
 use tidegate_core::Cost;
 
 use crate::plan::{
-    AdminPlan, Charge, Clients, ConcurrencyRule, CounterScope, CustomRule, Mode, NameSource, Plan,
+    AdminPlan, ChargeBasis, Clients, ConcurrencyRule, CounterScope, CustomRule, Mode, NameSource, Plan,
     ResiliencePlan, Rule, RuleCost, RuleMatch, RuleSharing, TokenKey,
 };
 use crate::units::{percent_text, span_text};
@@ -121,7 +121,7 @@ impl RuleDescription {
         if *cost != RuleCost::Constant(Cost::ONE) {
             text.push(format!("cost {cost}"));
         }
-        if *charge != Charge::UpFront {
+        if *charge != ChargeBasis::UpFront {
             text.push(charge.to_string());
         }
         let place = describe_match(matches);

@@ -65,12 +65,12 @@ pub use identity::{
 };
 pub use language::{reference, schema};
 pub use matcher::{
-    ActivePolicy, Admission, AppliedRules, BanSource, CheckResult, ConcurrencyCheck, Exclusion, Exemption,
-    MatchedRequest, Matcher, Reservation, RuntimeData, Scratch, Settlement,
+    ActivePolicy, Admission, AppliedRules, BanSource, ChargedCheck, CheckResult, ConcurrencyCheck, Exclusion,
+    Exemption, MatchedRequest, Matcher, RuntimeData, Scratch, Settlement,
 };
 pub use path::{PathError, normalize};
 pub use plan::{
-    AdminPlan, Balance, BreakerPlan, BreakerScope, BulkheadPlan, CanaryShare, CertificatePlan, Charge,
+    AdminPlan, Balance, BreakerPlan, BreakerScope, BulkheadPlan, CanaryShare, CertificatePlan, ChargeBasis,
     ClaimName, ClientCaPlan, Clients, ConcurrencyRule, CounterScope, CustomRule, EjectPlan, EncodedSlash,
     EndpointRule, ExcessiveLoss, ExemptClients, FallbackBody, FallbackPlan, HeaderMatch, HealthCheckPlan,
     HostPattern, HttpOptions, ListenerPlan, LogPlan, LogTarget, Mode, NameSource, OnInvalid, PathCase, Plan,

@@ -11,7 +11,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use aws_lc_rs::rand;
 use tidegate_core::Timestamp;
-use tidegate_limiter::RuleReservation;
+use tidegate_limiter::Charge;
 
 /// The most reservations at once.
 const MAX_RESERVATIONS: usize = 100_000;
@@ -55,7 +55,7 @@ pub(crate) struct OpenReservation {
     /// The name of its rule.
     pub(crate) rule: Box<str>,
     /// The charge; `None` if nothing was charged.
-    pub(crate) charge: Option<RuleReservation>,
+    pub(crate) charge: Option<Charge>,
     /// When it expires.
     pub(crate) expires: Timestamp,
 }

@@ -4,11 +4,11 @@
 
 use std::net::IpAddr;
 
+use tidegate_core::DecisionKind;
 use tidegate_policy::{ClientKind, ClientName};
 use tidegate_store::ClockReading;
 
 use crate::log::{AccessEntry, AccessSubject, LogSampling};
-use crate::metrics::DecisionKind;
 use crate::record::Recorder;
 use crate::trace::{TraceContext, TraceSpans, span_id};
 

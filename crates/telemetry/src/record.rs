@@ -2,14 +2,13 @@
 
 use std::sync::Arc;
 
-use tidegate_core::{RuleId, TimeSpan, Timestamp};
+use tidegate_core::{DecisionKind, TimeSpan, Timestamp};
 use tidegate_store::{Clock, ClockReading};
 
 use crate::command::CommandLog;
 use crate::log::{AccessEntry, AccessSubject, AttemptEntry, Log, RequestSummary};
 use crate::metrics::{
-    AttemptResult, DecisionKind, Exposition, MetricKind, Metrics, MetricsHandle, MetricsReader, Protocol,
-    RuleSlots, UpstreamCounts,
+    AttemptResult, Exposition, MetricKind, Metrics, MetricsHandle, MetricsReader, Protocol, UpstreamCounts,
 };
 use crate::trace::{TraceContext, TraceParent, TraceSpans, Tracer, span_id};
 
@@ -183,7 +182,7 @@ impl<'t> RequestRecord<'t> {
     }
 
     /// Records the decision and how long it took.
-    pub fn finish_decision(&mut self, decision: DecisionKind) {
+    pub(crate) fn finish_decision(&mut self, decision: DecisionKind) {
         let nanos = match self.decision_start {
             Some(start) if self.recorder.handle.is_some() => self.recorder.clock.read().nanos_since(start),
             _ => 0,
@@ -195,7 +194,7 @@ impl<'t> RequestRecord<'t> {
     }
 
     /// Sets the client (the bytes of its key).
-    pub fn set_client(&mut self, key: &[u8]) {
+    pub(crate) fn set_client(&mut self, key: &[u8]) {
         if let Some(access) = &mut self.access {
             access.set_client(key);
         }
@@ -208,18 +207,9 @@ impl<'t> RequestRecord<'t> {
         }
     }
 
-    /// Counts a rejection of `client` (the bytes of its key) by a rule.
-    pub fn set_rejected(&mut self, slots: &RuleSlots, rule: RuleId, client: &[u8]) {
-        if let (Some(handle), Some(start)) = (&self.recorder.handle, self.decision_start) {
-            handle.record_rejection(slots, rule, client, start.at);
-        }
-    }
-
-    /// Counts a request that a rule in shadow mode would have rejected.
-    pub fn count_shadow_rejection(&mut self, slots: &RuleSlots, rule: RuleId) {
-        if let Some(handle) = &self.recorder.handle {
-            handle.record_shadow_rejection(slots, rule);
-        }
+    /// Where its decision is counted, and when that started; `None` if telemetry is off, or nothing was decided.
+    pub(crate) fn decision_metrics(&self) -> Option<(&'t MetricsHandle, ClockReading)> {
+        Some((self.recorder.handle.as_ref()?, self.decision_start?))
     }
 
     /// Sets the request id, which the upstream gets too.

@@ -5,9 +5,9 @@ use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 
 use http::header::CONTENT_TYPE;
-use http::{HeaderValue, Response, StatusCode};
+use http::{HeaderValue, Response};
 use pin_project_lite::pin_project;
-use tidegate_headers::{GrpcPushback, write_grpc_status, write_retry_after};
+use tidegate_headers::{HeaderStyle, write_grpc_status};
 use tower_layer::Layer;
 use tower_service::Service;
 
@@ -16,31 +16,16 @@ use crate::response::describe;
 
 /// The response to an error of a layer, as a gRPC status: `RESOURCE_EXHAUSTED` for a rate limit, `UNAVAILABLE` for an open breaker, a
 /// full bulkhead and overload, `DEADLINE_EXCEEDED` for deadlines and timeouts, `UNKNOWN` for an error that no layer caused.
-pub(crate) fn grpc_response<B: Default>(error: &BoxError) -> Response<B> {
+/// `styles` are those of the headers that report limits.
+pub(crate) fn grpc_response<B: Default>(error: &BoxError, styles: &[HeaderStyle]) -> Response<B> {
     let mut response = Response::new(B::default());
-    let (status, message, retry_after) = describe_call(error);
-    let pushback = match retry_after {
-        Some(seconds) => GrpcPushback::Seconds(seconds),
-        // The cost of a call that no limit can ever admit.
-        None if status == StatusCode::TOO_MANY_REQUESTS => GrpcPushback::Never,
-        None => GrpcPushback::Unknown,
-    };
+    let (refusal, retry_after) = describe(error);
+    let body = refusal.body(retry_after, None);
     let headers = response.headers_mut();
     headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/grpc"));
-    write_grpc_status(headers, status, message, pushback);
-    if let Some(seconds) = retry_after {
-        write_retry_after(headers, seconds);
-    }
+    write_grpc_status(headers, body.status, &body.full_message(), retry_after);
+    body.write_retry_after(headers, styles);
     response
-}
-
-fn describe_call(error: &BoxError) -> (StatusCode, &'static str, Option<u64>) {
-    #[cfg(feature = "rate_limit")]
-    if let Some(limited) = crate::error::find_cause::<crate::rate_limit::RateLimited>(error) {
-        return (StatusCode::TOO_MANY_REQUESTS, "Rate limit exceeded.", limited.retry_after_seconds());
-    }
-    let body = describe(error);
-    (body.status, body.message, body.retry_after)
 }
 
 /// Turns the errors of a gRPC service and of the layers around it into gRPC statuses. It is the outermost layer of a tonic
@@ -129,9 +114,9 @@ where
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let this = self.project();
         if let Some(error) = this.error.take() {
-            return Poll::Ready(Ok(grpc_response(&error)));
+            return Poll::Ready(Ok(grpc_response(&error, &[])));
         }
         let Some(inner) = this.inner.as_pin_mut() else { return Poll::Pending };
-        Poll::Ready(Ok(ready!(inner.poll(cx)).unwrap_or_else(|error| grpc_response(&error.into()))))
+        Poll::Ready(Ok(ready!(inner.poll(cx)).unwrap_or_else(|error| grpc_response(&error.into(), &[]))))
     }
 }

@@ -50,7 +50,7 @@ impl LimitedServer {
         let mut headers = HeaderMap::new();
         written.insert_into(&mut headers);
         if let Some(retry_after) = retry_after {
-            write_retry_after(&mut headers, retry_after.as_secs_ceil());
+            write_retry_after(&mut headers, retry_after.as_secs_ceil(), &[]);
             self.rejections += 1;
         }
         (retry_after.is_some(), headers)
@@ -208,7 +208,7 @@ proptest! {
         headers.insert("ratelimit-policy", format!("\"a\";q={quota};w=4000").parse().unwrap());
         headers.insert("ratelimit", state.parse().unwrap());
         if let Some(seconds) = retry_after {
-            write_retry_after(&mut headers, seconds);
+            write_retry_after(&mut headers, seconds, &[]);
         }
         let limits = AdvertisedLimits::parse(&headers, START);
         let mut pace = PaceState::new(TimeSpan::from_secs(60));

@@ -58,7 +58,7 @@ pub(super) async fn respond<S: Store + 'static, T: AsyncRead + AsyncWrite + Unpi
         let mut record = worker.recorder.start();
         record.describe(|| summarize_unparsed(&conn_info));
         record.set_error(|| cause.code_and_retry_after());
-        let mut response = rescue(cause, worker.snapshot().error_body(), Version::HTTP_11, HeaderMap::new());
+        let mut response = rescue(cause, &worker.snapshot(), Version::HTTP_11, HeaderMap::new());
         let length = http_body::Body::size_hint(response.body()).exact();
         record.set_response(response.status().as_u16(), length);
         response.headers_mut().insert(CONTENT_LENGTH, length.unwrap_or_default().into());

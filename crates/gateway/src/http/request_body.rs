@@ -14,6 +14,7 @@ use bytes::{Bytes, BytesMut};
 use http::HeaderMap;
 use http_body::{Body, Frame, SizeHint};
 use hyper::body::Incoming;
+use tidegate_limiter::ChargeMeter;
 use tidegate_listener::ChunkError;
 use tidegate_policy::UnderscoreHeaders;
 
@@ -61,12 +62,6 @@ impl RequestBody {
     }
 }
 
-/// Counts the bytes of a body. Dropped when the body has ended or is not needed any more.
-pub(crate) trait ByteMeter: std::fmt::Debug {
-    /// Adds received bytes.
-    fn record(&mut self, bytes: usize);
-}
-
 /// Why an upload failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum UploadFailure {
@@ -112,7 +107,8 @@ struct Upload {
     unread: Option<UnreadBody>,
     /// The policy and the setting of the route decide which trailers are removed.
     trailers: (Rc<WorkerSnapshot>, UnderscoreHeaders),
-    meter: Option<Box<dyn ByteMeter>>,
+    /// Dropped when the body has ended or is not needed any more.
+    meter: Option<ChargeMeter>,
     /// The task that waits for more data.
     reader: Option<Waker>,
 }
@@ -312,7 +308,7 @@ impl Upload {
         let length = frame.data_ref().map_or(0, Bytes::len);
         self.stall_timer.record(length);
         if let Some(meter) = &mut self.meter {
-            meter.record(length);
+            meter.add(length);
         }
         // A chunked body has no known length; trailers are its last frame.
         if has_ended || frame.is_trailers() {
@@ -410,7 +406,7 @@ impl UploadHandle {
         (max_bytes, min_rate): (u64, MinRate),
         activity: &Arc<Activity>,
         (snapshot, underscored): (&Rc<WorkerSnapshot>, UnderscoreHeaders),
-        meter: Option<Box<dyn ByteMeter>>,
+        meter: Option<ChargeMeter>,
     ) -> Self {
         if incoming.is_end_stream() {
             return Self::default();

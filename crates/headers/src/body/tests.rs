@@ -1,7 +1,7 @@
 use tidegate_core::{LimitUnit, TimeSpan};
 
 use super::*;
-use crate::rejection::RejectionReason;
+use crate::refusal::Refusal;
 
 const AT: Timestamp = Timestamp::from_secs(1_705_334_370);
 
@@ -26,7 +26,7 @@ fn assert_bodies(body: &ErrorBody<'_>, [flat, nested, problem]: [&str; 3]) {
 #[test]
 fn error_body_rejected_by_limit_has_expected_bytes() {
     let limit = ReportedLimit { at: AT, report: &REJECTING, violated: &["default", "tier \"x\""] };
-    let body = RejectionReason::Limit.error_body(Some(30), limit);
+    let body = Refusal::RATE_LIMIT_EXCEEDED.body(Some(30), Some(limit));
     assert_bodies(
         &body,
         [
@@ -40,7 +40,7 @@ fn error_body_rejected_by_limit_has_expected_bytes() {
 #[test]
 fn error_body_locked_out_has_expected_bytes() {
     let limit = ReportedLimit { at: AT, report: &REJECTING, violated: &["default"] };
-    let body = RejectionReason::LockOut.error_body(Some(1), limit);
+    let body = Refusal::LOCKED_OUT.body(Some(1), Some(limit));
     assert_bodies(
         &body,
         [
@@ -55,7 +55,7 @@ fn error_body_locked_out_has_expected_bytes() {
 fn error_body_concurrency_exceeded_has_expected_bytes() {
     let report = LimitReport::exhausted_concurrency("exports", 2);
     let limit = ReportedLimit { at: AT, report: &report, violated: &["exports"] };
-    let body = RejectionReason::Concurrency.error_body(Some(1), limit);
+    let body = Refusal::CONCURRENCY_EXCEEDED.body(Some(1), Some(limit));
     assert_bodies(
         &body,
         [
@@ -77,7 +77,7 @@ fn error_body_cost_above_limit_has_expected_bytes() {
         ..REJECTING
     };
     let limit = ReportedLimit { at: AT, report: &report, violated: &["a \"b\" ü"] };
-    let body = RejectionReason::Limit.error_body(None, limit);
+    let body = Refusal::RATE_LIMIT_EXCEEDED.body(None, Some(limit));
     assert_bodies(
         &body,
         [
@@ -115,22 +115,21 @@ fn error_body_other_statuses_have_expected_bytes() {
 }
 
 #[test]
-fn rejection_message_with_retry_after_states_the_time() {
-    let message = |reason: RejectionReason, seconds| reason.message(seconds);
+fn refusal_message_with_retry_after_states_the_time() {
     assert_eq!(
-        message(RejectionReason::Limit, Some(30)),
+        Refusal::RATE_LIMIT_EXCEEDED.body(Some(30), None).full_message(),
         "Too many requests. Please retry after 30 seconds."
     );
     assert_eq!(
-        message(RejectionReason::Concurrency, Some(1)),
+        Refusal::CONCURRENCY_EXCEEDED.body(Some(1), None).full_message(),
         "Too many concurrent requests. Please retry after 1 second."
     );
     assert_eq!(
-        message(RejectionReason::Limit, None),
+        Refusal::RATE_LIMIT_EXCEEDED.body(None, None).full_message(),
         "Request cost exceeds the limit. Retrying will not help."
     );
     assert_eq!(
-        message(RejectionReason::LockOut, None),
+        Refusal::LOCKED_OUT.body(None, None).full_message(),
         "Client is locked out after too many rejected requests."
     );
 }

@@ -1,7 +1,7 @@
 //! Tests of the limiter without a gateway.
 
+mod charges;
 mod parallel;
-mod reservations;
 mod rules;
 mod rulings;
 mod shared_permits;
@@ -11,8 +11,10 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use http::{HeaderMap, HeaderName, HeaderValue};
-use tidegate_core::{Cost, TimeSpan, Timestamp};
-use tidegate_limiter::{Limiter, RuleCheck, Ruling};
+use tidegate_core::{Cost, Timestamp};
+use tidegate_limiter::{
+    Limiter, RefuseReason, RefuseRuling, RuleCheck, Ruling, ServeReason, ServeRuling, UnknownRule,
+};
 use tidegate_policy::{ActivePolicy, Facts, RuleClient, Scratch, compile};
 use tidegate_store::{Clock, ManualClock, MemoryStore, Store};
 
@@ -70,8 +72,10 @@ impl<S: Store + 'static> Bench<S> {
     async fn rule(&self, rule: &str, client: &[u8], cost: Cost) -> String {
         let (policy, mut scratch) = (self.limiter.policy(), Scratch::default());
         let check = RuleCheck { rule, client: &RuleClient::from_key(client), cost };
-        let ruling = self.limiter.check_rule(&policy, check, &mut scratch, self.now()).await;
-        describe(&ruling)
+        match self.limiter.check_rule(&policy, check, &mut scratch, self.now()).await {
+            Ok(ruling) => describe(&ruling),
+            Err(UnknownRule) => "no rule".to_owned(),
+        }
     }
 
     /// The description of the ruling on a GET of `path`.
@@ -81,20 +85,39 @@ impl<S: Store + 'static> Bench<S> {
 }
 
 fn describe(ruling: &Ruling<'_>) -> String {
+    let limits = ruling.report().limits();
+    let limit = limits.primary();
     match ruling {
-        Ruling::Admitted(admitted) => match admitted.report.limits().primary() {
-            Some(limit) => format!("admitted, {} left of {}", limit.remaining, limit.name),
-            None => "admitted".to_owned(),
+        Ruling::Serve(serve) => match (serve.reason, limit) {
+            (ServeReason::WithinLimits, Some(limit)) => {
+                format!("admitted, {} left of {}", limit.remaining, limit.name)
+            }
+            (ServeReason::WithinLimits, None) => "admitted".to_owned(),
+            (ServeReason::Exempt(_), _) => "exempt".to_owned(),
+            (ServeReason::StoreFailed, _) => "store failed, binding: false".to_owned(),
         },
-        Ruling::Rejected(rejected) => {
-            let after = rejected.retry_after.map(TimeSpan::as_secs_ceil);
-            let limits = rejected.report.limits();
-            let name = limits.primary().map_or("nothing", |limit| limit.name);
-            format!("rejected by {name}: {:?}, {after:?}", rejected.reason)
-        }
-        Ruling::Banned => "banned".to_owned(),
-        Ruling::Exempt(_) => "exempt".to_owned(),
-        Ruling::NoRule => "no rule".to_owned(),
-        Ruling::StoreFailed(failed) => format!("store failed, binding: {}", failed.is_binding),
+        Ruling::Refuse(refuse) => match refuse.reason {
+            RefuseReason::Banned => "banned".to_owned(),
+            RefuseReason::StoreUnavailable => "store failed, binding: true".to_owned(),
+            reason => {
+                let after = refuse.retry_after.map(|retry_after| retry_after.wait.as_secs_ceil());
+                let name = limit.map_or("nothing", |limit| limit.name);
+                format!("rejected by {name}: {reason:?}, {after:?}")
+            }
+        },
+    }
+}
+
+fn served(ruling: Ruling<'_>) -> ServeRuling<'_> {
+    match ruling {
+        Ruling::Serve(serve) => serve,
+        refused @ Ruling::Refuse(_) => panic!("{refused:?}"),
+    }
+}
+
+fn refused(ruling: Ruling<'_>) -> RefuseRuling<'_> {
+    match ruling {
+        Ruling::Refuse(refuse) => refuse,
+        served @ Ruling::Serve(_) => panic!("{served:?}"),
     }
 }

@@ -3,11 +3,11 @@
 use std::sync::{Arc, Mutex};
 
 use tidegate_core::{Cost, CounterKey, Limit, RuleId, Spec, TimeSpan, Timestamp};
-use tidegate_limiter::{RuleCheck, RuleReservation, Ruling};
+use tidegate_limiter::{Charge, ChargeUse, RuleCheck, Ruling, UnknownRule};
 use tidegate_policy::{Ban, Bans, ClientName, RuleClient, Scratch, Subject};
 use tidegate_store::{MemoryStore, Override};
 
-use crate::{Bench, START, active, describe};
+use crate::{Bench, START, active, describe, served};
 
 fn bans(subjects: &[&str]) -> Bans {
     let ban = |subject: &&str| Ban {
@@ -30,27 +30,28 @@ impl Bench<MemoryStore> {
         let (policy, client) = (self.limiter.policy(), self.client(client));
         let check = RuleCheck { rule, client: &client, cost: Cost::ONE };
         let (mut scratch, now) = (Scratch::default(), self.now());
-        let preview = describe(&self.limiter.preview_rule(&policy, check, &mut scratch, now).await);
-        (describe(&self.limiter.check_rule(&policy, check, &mut scratch, now).await), preview)
+        let told = |ruling: Result<Ruling<'_>, UnknownRule>| match ruling {
+            Ok(ruling) => describe(&ruling),
+            Err(UnknownRule) => "no rule".to_owned(),
+        };
+        let preview = told(self.limiter.preview_rule(&policy, check, &mut scratch, now).await);
+        (told(self.limiter.check_rule(&policy, check, &mut scratch, now).await), preview)
     }
 
-    /// Reserves `cost` units of the rule `default`. Returns the reservation and when the request departs.
-    async fn reserve(&self, client: &str, cost: u64) -> (RuleReservation, Timestamp) {
+    /// Reserves `cost` units of the rule `default`. Returns the charge and when the request departs.
+    async fn reserve(&self, client: &str, cost: u64) -> (Charge, Timestamp) {
         let (policy, client) = (self.limiter.policy(), self.client(client));
         let check = RuleCheck { rule: "default", client: &client, cost: Cost::new(cost) };
         let mut scratch = Scratch::default();
-        match self.limiter.check_rule(&policy, check, &mut scratch, self.now()).await {
-            Ruling::Admitted(ruling) => {
-                (RuleReservation::new(&ruling.report).expect("a charge"), self.now() + ruling.delay)
-            }
-            other => panic!("{other:?}"),
-        }
+        let ruling = self.limiter.check_rule(&policy, check, &mut scratch, self.now()).await;
+        let serve = served(ruling.expect("a rule"));
+        let charge = serve.charge(&self.limiter, ChargeUse::Committed);
+        (charge.expect("a charge"), self.now() + serve.delay)
     }
 
-    /// Sets the final cost of a reservation of the rule `default`. Returns whether the rest was refunded.
-    async fn commit(&self, reservation: RuleReservation, cost: u64) -> bool {
-        let policy = self.limiter.policy();
-        let committed = self.limiter.commit_rule(&policy, "default", reservation, Cost::new(cost)).await;
+    /// Sets the final cost of a charge of the rule `default`. Returns whether the rest was refunded.
+    async fn commit(&self, charge: Charge, cost: u64) -> bool {
+        let committed = charge.commit(&self.limiter.policy(), "default", Cost::new(cost)).await;
         committed.expect("the store works")
     }
 
@@ -58,10 +59,9 @@ impl Bench<MemoryStore> {
     async fn delay(&self, client: &str) -> TimeSpan {
         let (policy, client) = (self.limiter.policy(), self.client(client));
         let check = RuleCheck { rule: "default", client: &client, cost: Cost::ONE };
-        match self.limiter.preview_rule(&policy, check, &mut Scratch::default(), self.now()).await {
-            Ruling::Admitted(ruling) => ruling.delay,
-            other => panic!("{other:?}"),
-        }
+        let mut scratch = Scratch::default();
+        let ruling = self.limiter.preview_rule(&policy, check, &mut scratch, self.now()).await;
+        served(ruling.expect("a rule")).delay
     }
 }
 
@@ -107,6 +107,27 @@ async fn check_rule_exempt_client_is_not_counted() {
     }
     assert_eq!(bench.check_by_name("global", "user:eve").await.0, "admitted, 99 left of global");
     assert_eq!(bench.check_by_name("nothing", "ip:198.51.100.7").await.0, "no rule");
+}
+
+#[tokio::test]
+async fn preview_of_a_locked_out_client_shows_the_lock_out_and_records_nothing() {
+    let bench = Bench::new(
+        "rate_limits: { default: { requests: 1, window: 10s, algorithm: fixed_window, penalty: { after: 2, for: 1h } } }",
+    );
+    let (checked, preview) = bench.check_by_name("default", "user:bob").await;
+    assert_eq!((&*checked, &*preview), ("admitted, 0 left of default", "admitted, 1 left of default"));
+    let limited = "rejected by default: Limit, Some(10)";
+    let (policy, client) = (bench.limiter.policy(), bench.client("user:bob"));
+    for _ in 0..3 {
+        let check = RuleCheck { rule: "default", client: &client, cost: Cost::ONE };
+        let mut scratch = Scratch::default();
+        let ruling = bench.limiter.preview_rule(&policy, check, &mut scratch, bench.now()).await;
+        assert_eq!(describe(&ruling.unwrap()), limited, "a preview is no violation");
+    }
+    assert_eq!(bench.check_by_name("default", "user:bob").await.0, limited);
+    let locked_out = "rejected by default: LockOut, Some(3600)";
+    assert_eq!(bench.check_by_name("default", "user:bob").await, (locked_out.to_owned(), limited.to_owned()));
+    assert_eq!(bench.check_by_name("default", "user:bob").await.1, locked_out);
 }
 
 #[tokio::test]
@@ -240,10 +261,8 @@ async fn refund_and_commit_after_a_reset_take_nothing_of_later_charges() {
         let remaining = async || {
             let check = RuleCheck { rule: "default", client: &client, cost: Cost::ONE };
             let mut scratch = Scratch::default();
-            match bench.limiter.preview_rule(&policy, check, &mut scratch, bench.now()).await {
-                Ruling::Admitted(ruling) => ruling.report.limits()[0].remaining,
-                other => panic!("{other:?}"),
-            }
+            let ruling = bench.limiter.preview_rule(&policy, check, &mut scratch, bench.now()).await;
+            served(ruling.expect("a rule")).report.limits()[0].remaining
         };
         let (early, charged) = bench.reserve("user:bob", 50).await;
         bench.clock.advance(TimeSpan::from_micros(1));

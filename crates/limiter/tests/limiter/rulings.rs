@@ -4,7 +4,7 @@ use tidegate_core::{Cost, CounterKey, Limit, RuleId, Spec, TimeSpan, Timestamp};
 use tidegate_limiter::Ruling;
 use tidegate_policy::{Ban, Bans, Subject};
 
-use crate::{Bench, START, active, describe};
+use crate::{Bench, START, active, describe, refused, served};
 
 const HOURLY: &str = "rate_limits: { default: { requests: 2, window: 1h, algorithm: fixed_window } }";
 
@@ -30,10 +30,10 @@ async fn check_several_limits_charges_all_or_none() {
     }
     assert_eq!(bench.outcome("/").await, "admitted, 3 left of global", "rejected requests were not charged");
     let limits = bench.check("/search", &[], |ruling| {
-        let Ruling::Rejected(rejected) = ruling else { panic!("{ruling:?}") };
-        assert_eq!(rejected.rule, RuleId::named("endpoint:/search"));
-        assert_eq!(rejected.report.violated().collect::<Vec<_>>(), ["endpoint:/search"]);
-        rejected.report.limits().iter().map(|limit| limit.name.to_owned()).collect::<Vec<_>>()
+        let refuse = refused(ruling);
+        assert_eq!(refuse.rule, Some(RuleId::named("endpoint:/search")));
+        assert_eq!(refuse.report.violated().collect::<Vec<_>>(), ["endpoint:/search"]);
+        refuse.report.limits().iter().map(|limit| limit.name.to_owned()).collect::<Vec<_>>()
     });
     assert_eq!(limits.await, ["global", "endpoint:/search"]);
 }
@@ -71,10 +71,7 @@ async fn check_locked_out_client_charges_nothing_and_returns_remaining_time() {
 #[tokio::test]
 async fn check_all_permits_taken_rejects_until_one_is_dropped() {
     let bench = Bench::new("rate_limits: { rules: [{ name: exports, per: [ip], concurrent: 1 }] }");
-    let permits = bench.check("/", &[], |ruling| {
-        let Ruling::Admitted(admitted) = ruling else { panic!("{ruling:?}") };
-        admitted.permits
-    });
+    let permits = bench.check("/", &[], |ruling| served(ruling).permits);
     let permits = permits.await;
     assert_eq!(bench.limiter.permits().in_use(), 1);
     assert_eq!(bench.outcome("/").await, "rejected by exports: Concurrency, Some(1)");
@@ -89,18 +86,16 @@ async fn check_rules_in_shadow_mode_admits_and_lists_shadow_rejections() {
         "rate_limits:\n  default: { requests: 1, window: 1h, algorithm: fixed_window, mode: shadow }\n  rules: [{ name: exports, \
          per: [ip], concurrent: 1, mode: shadow }]",
     );
-    let first = bench.check("/", &[], |ruling| match ruling {
-        Ruling::Admitted(admitted) => (admitted.permits, admitted.report.shadow_rejections().count()),
-        other => panic!("{other:?}"),
+    let first = bench.check("/", &[], |ruling| {
+        let serve = served(ruling);
+        (serve.permits, serve.report.shadow_rejections().count())
     });
     let (_permits, shadow) = first.await;
     assert_eq!(shadow, 0);
-    let second = bench.check("/", &[], |ruling| match ruling {
-        Ruling::Admitted(admitted) => {
-            assert!(admitted.report.limits().is_empty(), "limits in shadow mode are not reported to clients");
-            admitted.report.shadow_rejections().collect::<Vec<_>>()
-        }
-        other => panic!("{other:?}"),
+    let second = bench.check("/", &[], |ruling| {
+        let report = served(ruling).report;
+        assert!(report.limits().is_empty(), "limits in shadow mode are not reported to clients");
+        report.shadow_rejections().collect::<Vec<_>>()
     });
     assert_eq!(second.await, [RuleId::named("exports"), RuleId::named("default")]);
 }
@@ -111,11 +106,7 @@ async fn check_locked_out_client_lists_no_shadow_rejections() {
         "rate_limits:\n  default: { requests: 1, window: 10s, algorithm: fixed_window, penalty: { after: 1, for: 1m } }\n  global: \
          { requests: 1, window: 1h, algorithm: fixed_window, mode: shadow }",
     );
-    let count = |ruling: Ruling<'_>| match ruling {
-        Ruling::Admitted(admitted) => admitted.report.shadow_rejections().count(),
-        Ruling::Rejected(rejected) => rejected.report.shadow_rejections().count(),
-        other => panic!("{other:?}"),
-    };
+    let count = |ruling: Ruling<'_>| ruling.report().shadow_rejections().count();
     let mut counts = Vec::new();
     for _ in 0..3 {
         counts.push(bench.check("/", &[], count).await);
@@ -129,10 +120,7 @@ async fn check_leaky_bucket_admits_with_delay() {
         "rate_limits: { default: { requests: 1, window: 1s, algorithm: leaky_bucket, burst: 3, max_wait: 5s } }",
     );
     for seconds in 0..3 {
-        let delay = bench.check("/", &[], |ruling| match ruling {
-            Ruling::Admitted(admitted) => admitted.delay,
-            other => panic!("{other:?}"),
-        });
+        let delay = bench.check("/", &[], |ruling| served(ruling).delay);
         assert_eq!(delay.await, TimeSpan::from_secs(seconds));
     }
     assert!(bench.outcome("/").await.starts_with("rejected by default: Limit"));
@@ -144,10 +132,7 @@ async fn check_rule_shares_counters_with_requests() {
         "rate_limits:\n  default: { requests: 3, window: 1h, algorithm: fixed_window }\n  global: { requests: 100, window: 1h, \
          algorithm: fixed_window }",
     );
-    let client = bench.check("/", &[], |ruling| match ruling {
-        Ruling::Admitted(admitted) => admitted.report.client().to_vec(),
-        other => panic!("{other:?}"),
-    });
+    let client = bench.check("/", &[], |ruling| served(ruling).report.client().to_vec());
     let client = client.await;
     let two = bench.rule("default", &client, Cost::new(2)).await;
     assert_eq!(two, "admitted, 0 left of default");

@@ -7,7 +7,7 @@ use tidegate_core::{Check, CounterKey, Decision, Refund, Timestamp};
 use tidegate_limiter::Ruling;
 use tidegate_store::{MemoryStore, Override, PermitGrant, SharedPermit, Store, StoreError};
 
-use crate::Bench;
+use crate::{Bench, served};
 
 /// What the store answers.
 #[derive(Clone, Copy, Debug)]
@@ -107,12 +107,7 @@ fn in_use(bench: &Bench<PermitStore>) -> (u32, u64) {
 
 /// Sends a request and keeps its permits.
 async fn start(bench: &Bench<PermitStore>) -> impl Sized + use<> {
-    bench
-        .check("/", &[], |ruling| match ruling {
-            Ruling::Admitted(admitted) => admitted.permits,
-            other => panic!("{other:?}"),
-        })
-        .await
+    bench.check("/", &[], |ruling| served(ruling).permits).await
 }
 
 const TWO: &str = "  rules: [{ name: exports, concurrent: 2, coordination: central }]";
@@ -183,10 +178,7 @@ async fn shared_permits_in_shadow_mode_never_reject() {
 async fn shared_permits_in_a_store_of_one_process_count_there() {
     let policy = format!("store: {{ url: redis://a }}\nrate_limits:\n{TWO}");
     let bench = Bench::new(&policy);
-    let keep = |ruling: Ruling<'_>| match ruling {
-        Ruling::Admitted(admitted) => admitted.permits,
-        other => panic!("{other:?}"),
-    };
+    let keep = |ruling: Ruling<'_>| served(ruling).permits;
     let _permits = (bench.check("/", &[], keep).await, bench.check("/", &[], keep).await);
     assert_eq!(bench.outcome("/").await, REJECTED);
 }

@@ -5,11 +5,11 @@ use std::sync::Mutex;
 use tidegate_core::{
     Check, Coordination, Cost, CounterKey, Decision, Refund, RuleId, StoreFailureMode, TimeSpan, Timestamp,
 };
-use tidegate_limiter::{RuleCheck, Ruling};
+use tidegate_limiter::{RuleCheck, Ruling, ServeReason};
 use tidegate_policy::{ActivePolicy, ClientName, NoFiles, RuleClient, Scratch, compile};
 use tidegate_store::{MemoryStore, Override, RuleSettings, Store, StoreError};
 
-use crate::Bench;
+use crate::{Bench, served};
 
 /// A store that responds late, or fails.
 #[derive(Debug)]
@@ -107,9 +107,10 @@ async fn check_store_failed_without_permits_rejects() {
         "rate_limits: {{ default: {{ {LIMIT}, mode: shadow }}, rules: [{{ name: exports, per: [ip], concurrent: 1 }}] }}"
     );
     let bench = bench(&policy, true);
-    let permits = bench.check("/", &[], |ruling| match ruling {
-        Ruling::StoreFailed(failed) => failed.permits,
-        other => panic!("{other:?}"),
+    let permits = bench.check("/", &[], |ruling| {
+        let serve = served(ruling);
+        assert_eq!(serve.reason, ServeReason::StoreFailed);
+        serve.permits
     });
     let _permits = permits.await;
     assert_eq!(bench.outcome("/").await, "rejected by exports: Concurrency, Some(1)");
@@ -149,7 +150,7 @@ async fn refund_without_a_time_uses_the_clock_of_the_store() {
     for _ in 0..2 {
         let mut scratch = Scratch::default();
         let ruling = bench.limiter.check_rule(&policy, check(), &mut scratch, bench.now()).await;
-        assert!(matches!(ruling, Ruling::Admitted(_)), "the charge was refunded");
+        assert!(matches!(ruling, Ok(Ruling::Serve(_))), "the charge was refunded");
         drop(ruling);
         assert!(bench.limiter.refund_rule(&policy, check(), None, bench.now()).await.unwrap());
     }

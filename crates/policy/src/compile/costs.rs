@@ -5,7 +5,7 @@ use tidegate_core::{Algorithm, Cost};
 
 use crate::compile::{CompileContext, rules, scalar};
 use crate::language::{AFTER, CHARGE, COST};
-use crate::plan::{Charge, Rule, RuleCost, StatusSet};
+use crate::plan::{ChargeBasis, Rule, RuleCost, StatusSet};
 use crate::raw::{Fields, Finding, YamlNode, YamlValue};
 use crate::render::quote;
 
@@ -32,14 +32,17 @@ pub(super) fn cost<'s>(fields: &Fields<'_, 's>, context: &mut CompileContext<'s,
 }
 
 /// Decodes when a rule charges.
-pub(super) fn charge<'s>(fields: &Fields<'_, 's>, context: &mut CompileContext<'s, '_>) -> Option<Charge> {
-    let Some(node) = fields.get("charge") else { return Some(Charge::UpFront) };
+pub(super) fn charge<'s>(
+    fields: &Fields<'_, 's>,
+    context: &mut CompileContext<'s, '_>,
+) -> Option<ChargeBasis> {
+    let Some(node) = fields.get("charge") else { return Some(ChargeBasis::UpFront) };
     let fields = Fields::open(node, &CHARGE, &mut context.report)?;
     let after = fields.require("after", &mut context.report)?;
     let fields = Fields::open(after, &AFTER, &mut context.report)?;
     match one_of(after, &fields, ["status", "header"], context)? {
-        ("header", node) => header(node, context).map(Charge::Header),
-        (_, node) => statuses(node, context).map(Charge::Status),
+        ("header", node) => header(node, context).map(ChargeBasis::Header),
+        (_, node) => statuses(node, context).map(ChargeBasis::Status),
     }
 }
 
@@ -47,7 +50,7 @@ pub(super) fn charge<'s>(fields: &Fields<'_, 's>, context: &mut CompileContext<'
 pub(super) fn check<'s>(
     fields: &Fields<'_, 's>,
     rule: &Rule,
-    (cost, charge): (Option<&RuleCost>, Option<&Charge>),
+    (cost, charge): (Option<&RuleCost>, Option<&ChargeBasis>),
     context: &mut CompileContext<'s, '_>,
 ) {
     if let (Some(RuleCost::Constant(cost)), Some(node)) = (cost, fields.get("cost"))

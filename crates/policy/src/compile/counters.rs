@@ -4,7 +4,7 @@ use std::collections::HashSet;
 
 use crate::compile::WarningTargets;
 use crate::identity::ClientKind;
-use crate::plan::{Charge, Clients, CounterScope, Mode, RateLimits, Rule, RuleMatch};
+use crate::plan::{ChargeBasis, Clients, CounterScope, Mode, RateLimits, Rule, RuleMatch};
 use crate::raw::{Finding, ProblemReport};
 use crate::render::quote;
 
@@ -101,7 +101,9 @@ impl<'p> AddressLimits<'p> {
     pub(crate) fn of_rates(clients: &Clients, limits: &'p RateLimits) -> Self {
         let is_enforced = |rule: &Rule| rule.mode == Mode::Enforce;
         let rules = limits.rules.iter().filter(|custom| {
-            is_enforced(&custom.rule) && custom.charge == Charge::UpFront && counts_address(&custom.count)
+            is_enforced(&custom.rule)
+                && custom.charge == ChargeBasis::UpFront
+                && counts_address(&custom.count)
         });
         let matches: HashSet<_> = rules.map(|custom| &custom.matches).collect();
         // Every client is an address, and all have the same limit.

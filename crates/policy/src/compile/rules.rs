@@ -9,7 +9,7 @@ use crate::compile::{CompileContext, clients, costs, limits, mode, routing, scal
 use crate::expression::Expression;
 use crate::language::{EVERYBODY, MATCH, RULE};
 use crate::plan::{
-    Charge, Clients, ConcurrencyRule, CounterScope, CustomRule, HeaderMatch, RuleCondition, RuleCost,
+    ChargeBasis, Clients, ConcurrencyRule, CounterScope, CustomRule, HeaderMatch, RuleCondition, RuleCost,
     RuleMatch,
 };
 use crate::raw::{Fields, Finding, NodeRef, YamlNode, YamlValue};
@@ -119,10 +119,10 @@ fn custom<'s>(
 }
 
 /// Returns the unit that a rule with these costs counts in.
-fn limit_unit(cost: &RuleCost, charge: &Charge) -> LimitUnit {
+fn limit_unit(cost: &RuleCost, charge: &ChargeBasis) -> LimitUnit {
     match (cost, charge) {
         (RuleCost::Body(bytes), _) => LimitUnit::ContentBytes(*bytes),
-        (RuleCost::Constant(Cost::ONE), Charge::UpFront | Charge::Status(_)) => LimitUnit::Requests,
+        (RuleCost::Constant(Cost::ONE), ChargeBasis::UpFront | ChargeBasis::Status(_)) => LimitUnit::Requests,
         _ => LimitUnit::Cost,
     }
 }

@@ -4,16 +4,14 @@ use http::HeaderMap;
 use http::header::HeaderName;
 use ipnet::IpNet;
 use smallvec::SmallVec;
-use tidegate_core::{
-    Check, Cost, CounterKey, Decision, LimitReport, Outcome, Penalty, Role, Timestamp, Verdict,
-};
+use tidegate_core::{Check, Cost, CounterKey, Decision, LimitReport, Outcome, Penalty, Role, Timestamp};
 
 use crate::bans::{Ban, Bans};
 use crate::directory::Directory;
 use crate::identity::NotLockedOut;
 use crate::matcher::condition;
 use crate::path::Readings;
-use crate::plan::{Charge, ConcurrencyRule, CounterScope, Plan, Rule, RuleCost, StatusSet};
+use crate::plan::{ChargeBasis, ConcurrencyRule, CounterScope, Plan, Rule, RuleCost, StatusSet};
 
 /// The number of checks stored without an allocation: the four built-in limits and four more.
 const INLINE: usize = 8;
@@ -43,6 +41,22 @@ pub(super) struct AppliedRule {
     pub(super) condition_failed: bool,
     /// The cost is unknown until the request body has been read.
     pub(super) cost_is_unknown: bool,
+}
+
+impl AppliedRule {
+    /// What sets the final cost later; `None` if nothing does.
+    fn settlement(&self, plan: &Plan) -> Option<Settlement> {
+        let RuleRef::Custom(at) = self.rule_ref else { return None };
+        let custom = plan.rate_limits.rules.get(at)?;
+        match (&custom.charge, &custom.cost) {
+            (ChargeBasis::Status(statuses), _) => Some(Settlement::Status(Box::new(*statuses))),
+            (ChargeBasis::Header(name), _) => Some(Settlement::Header(name.clone())),
+            (ChargeBasis::UpFront, RuleCost::Body(unit)) if self.cost_is_unknown => {
+                Some(Settlement::Body(*unit))
+            }
+            (ChargeBasis::UpFront, _) => None,
+        }
+    }
 }
 
 /// The location of a rule in a plan.
@@ -163,6 +177,11 @@ impl<'a> AppliedRules<'a> {
         rules
     }
 
+    /// No rules: the request is not checked, and its client is not looked up.
+    pub fn none(plan: &'a Plan) -> Self {
+        Self { applied: &[], concurrency_checks: &[], bytes: &[], plan, client: &[] }
+    }
+
     fn bytes(&self, (start, end): ByteRange) -> &'a [u8] {
         self.bytes.get(start as usize..end as usize).unwrap_or_default()
     }
@@ -186,6 +205,14 @@ impl<'a> AppliedRules<'a> {
             let key = CounterKey::new(rule.id, self.bytes(applied.client));
             let check = Check::new(key, &rule.limit).cost(applied.cost);
             Some(check.role(rule.mode.role(rule.id, self.client)))
+        })
+    }
+
+    /// The checks that `decision` charged.
+    pub fn charged(&self, decision: &Decision) -> impl Iterator<Item = ChargedCheck<'a>> {
+        self.checks().zip(self.applied).enumerate().filter_map(|(position, (check, applied))| {
+            let charged = decision.charged_at(position, &check)?;
+            Some(ChargedCheck { check, charged, settlement: applied.settlement(self.plan) })
         })
     }
 
@@ -243,10 +270,10 @@ impl<'a> MatchedRequest<'a> {
     }
 
     /// When check number `index` is charged, if not up front.
-    pub(crate) fn charge(&self, index: usize) -> Option<&'a Charge> {
+    pub(crate) fn charge(&self, index: usize) -> Option<&'a ChargeBasis> {
         let RuleRef::Custom(at) = self.rules.applied.get(index)?.rule_ref else { return None };
         let custom = self.rules.plan.rate_limits.rules.get(at)?;
-        Some(&custom.charge).filter(|charge| **charge != Charge::UpFront)
+        Some(&custom.charge).filter(|charge| **charge != ChargeBasis::UpFront)
     }
 
     /// The rules, one for each check.
@@ -300,24 +327,6 @@ impl<'a> MatchedRequest<'a> {
         checks.map(|((check, rule), outcome)| CheckResult { rule, check, outcome })
     }
 
-    /// The charges of `decision` that the response or the request body will settle.
-    pub fn reservations<'d>(&'d self, decision: &'d Decision) -> impl Iterator<Item = Reservation<'d>> {
-        let results = self.check_results(decision).zip(self.rules.applied).filter(|_| decision.passes());
-        results.enumerate().filter_map(|(position, (result, applied))| {
-            let RuleRef::Custom(at) = applied.rule_ref else { return None };
-            let charge_time = decision.charge_time(position)?;
-            let Verdict::Pass { wait } = result.outcome.verdict else { return None };
-            let custom = self.rules.plan.rate_limits.rules.get(at)?;
-            let settlement = match (&custom.charge, &custom.cost) {
-                (Charge::Status(statuses), _) => Settlement::Status(statuses),
-                (Charge::Header(name), _) => Settlement::Header(name),
-                (Charge::UpFront, RuleCost::Body(unit)) if applied.cost_is_unknown => Settlement::Body(*unit),
-                (Charge::UpFront, _) => return None,
-            };
-            Some(Reservation { check: result.check, charged: charge_time + wait, settlement })
-        })
-    }
-
     /// Whether any check can reject the request. Advisory checks cannot.
     pub fn has_binding_check(&self) -> bool {
         self.checks.iter().any(|check| check.role == Role::Binding)
@@ -351,30 +360,30 @@ impl<'a> MatchedRequest<'a> {
     }
 }
 
-/// Units that were charged up front and will be settled later.
-#[derive(Clone, Copy, Debug)]
-pub struct Reservation<'a> {
-    /// The charged check: counter and cost.
-    pub check: &'a Check<'a>,
+/// A check that was charged.
+#[derive(Clone, Debug)]
+pub struct ChargedCheck<'a> {
+    /// The check: counter and cost.
+    pub check: Check<'a>,
     /// The time of the charge: when the request is forwarded.
     pub charged: Timestamp,
-    /// What settles it.
-    pub settlement: Settlement<'a>,
+    /// What sets its final cost; `None` if it stays as it is.
+    pub settlement: Option<Settlement>,
 }
 
-/// What settles a reservation.
-#[derive(Clone, Copy, Debug)]
-pub enum Settlement<'a> {
+/// What sets the final cost of a check that was charged up front.
+#[derive(Clone, Debug)]
+pub enum Settlement {
     /// Kept if the response has one of these statuses, refunded if not.
-    Status(&'a StatusSet),
+    Status(Box<StatusSet>),
     /// Replaced by the cost in this response header.
-    Header(&'a HeaderName),
+    Header(HeaderName),
     /// Replaced by one unit for each started block of this many bytes of the request body.
     Body(u64),
 }
 
-impl Settlement<'_> {
-    /// The final cost of a reservation of `reserved` after a response; `None` if the response does not settle it, so that it
+impl Settlement {
+    /// The final cost of a check of cost `reserved` after a response; `None` if the response does not settle it, so that it
     /// is kept.
     pub fn by_response(&self, reserved: Cost, status: u16, headers: &HeaderMap) -> Option<Cost> {
         match self {
@@ -384,7 +393,7 @@ impl Settlement<'_> {
         }
     }
 
-    /// The cost of a request body of `bytes` bytes; `None` if the body does not settle the reservation.
+    /// The cost of a request body of `bytes` bytes; `None` if the body does not settle the check.
     pub fn by_body(&self, bytes: u64) -> Option<Cost> {
         match self {
             Self::Body(unit) => Some(Cost::new(condition::body_units(bytes, *unit))),

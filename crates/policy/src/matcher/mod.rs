@@ -22,8 +22,8 @@ pub use exclusion::Exclusion;
 use index::PathIndex;
 use matched::RuleRef;
 pub use matched::{
-    Admission, AppliedRules, BanSource, CheckResult, ConcurrencyCheck, Exemption, MatchedRequest,
-    Reservation, RuntimeData, Scratch, Settlement,
+    Admission, AppliedRules, BanSource, ChargedCheck, CheckResult, ConcurrencyCheck, Exemption,
+    MatchedRequest, RuntimeData, Scratch, Settlement,
 };
 use tables::PathTables;
 pub(crate) use target::Target;
@@ -33,7 +33,7 @@ use crate::facts::Facts;
 use crate::identity::HeaderRules;
 use crate::networks::Networks;
 use crate::plan::{
-    Charge, ConcurrencyRule, CustomRule, HostPattern, OnInvalid, PathCase, Plan, Route, RuleCost,
+    ChargeBasis, ConcurrencyRule, CustomRule, HostPattern, OnInvalid, PathCase, Plan, Route, RuleCost,
 };
 
 /// A plan, indexed for requests.
@@ -69,7 +69,7 @@ pub struct Matcher {
     exempt_keys: HashSet<Box<[u8]>, RandomState>,
     bans: Networks,
     has_penalties: bool,
-    has_reservations: bool,
+    has_settlements: bool,
     has_shared_permits: bool,
     /// Whether a token or a key may get a request rejected.
     checks_credentials: bool,
@@ -97,9 +97,9 @@ impl Matcher {
         let exempt_keys = exempt.api_keys.iter().map(|key| key.expose().into()).collect();
         let (exempt, bans) = (Networks::new(&exempt.networks), Networks::new(&plan.bans));
         let is_settled_later = |custom: &CustomRule| {
-            custom.charge != Charge::UpFront || matches!(custom.cost, RuleCost::Body(_))
+            custom.charge != ChargeBasis::UpFront || matches!(custom.cost, RuleCost::Body(_))
         };
-        let has_reservations = limits.rules.iter().any(is_settled_later);
+        let has_settlements = limits.rules.iter().any(is_settled_later);
         let has_penalties = limits.iter().any(|rule| rule.penalty.is_some());
         let has_shared_permits = limits.concurrent.iter().any(ConcurrencyRule::has_shared_permits);
         let header_rules = HeaderRules::new(&plan);
@@ -119,7 +119,7 @@ impl Matcher {
             exempt_keys,
             bans,
             has_penalties,
-            has_reservations,
+            has_settlements,
             has_shared_permits,
             checks_credentials,
             rules_by_name,
@@ -141,9 +141,9 @@ impl Matcher {
         self.has_penalties
     }
 
-    /// Whether any rule makes reservations, which are settled later.
-    pub fn has_reservations(&self) -> bool {
-        self.has_reservations
+    /// Whether any rule has a cost that is settled later.
+    pub fn has_settlements(&self) -> bool {
+        self.has_settlements
     }
 
     /// Whether all nodes together have the permits of any concurrency rule.

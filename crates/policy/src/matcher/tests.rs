@@ -441,11 +441,9 @@ fn body_cost_depends_on_length_and_unknown_length_is_settled_later() {
         with_admission(&matcher, "POST /", lines, |admission| {
             let Admission::Checked(matched_request) = admission else { panic!("{admission:?}") };
             let decision = admitting(matched_request);
-            let reserved: Vec<_> = matched_request
-                .reservations(&decision)
-                .map(|reserved| reserved.settlement.by_body(2_049))
-                .collect();
-            reserved
+            let rules = matched_request.applied();
+            let charged = rules.charged(&decision);
+            charged.filter_map(|charged| Some(charged.settlement?.by_body(2_049))).collect::<Vec<_>>()
         })
     };
     assert_eq!(open(&[("content-length", "5")]), []);
@@ -463,7 +461,7 @@ fn admitting(matched_request: &MatchedRequest<'_>) -> Decision {
 }
 
 #[test]
-fn response_settles_reservations() {
+fn response_settles_charged_checks() {
     use tidegate_core::Cost;
     let matcher = matcher(
         "
@@ -479,15 +477,18 @@ rate_limits:
         let decision = admitting(matched_request);
         let settled = |status, lines: &[(&str, &str)]| {
             let headers = headers(lines);
-            let settled = matched_request.reservations(&decision).map(|reserved| {
-                reserved.settlement.by_response(reserved.check.cost, status, &headers).map(Cost::get)
+            let rules = matched_request.applied();
+            let charged = rules.charged(&decision);
+            let settled = charged.filter_map(|charged| {
+                let cost = charged.settlement?.by_response(charged.check.cost, status, &headers);
+                Some(cost.map(Cost::get))
             });
             settled.collect::<Vec<_>>()
         };
         assert_eq!(settled(200, &[("x-used", "7")]), [Some(0), Some(7)]);
         assert_eq!(settled(401, &[("x-used", "700")]), [Some(1), Some(700)]);
         assert_eq!(settled(503, &[("x-used", "0")]), [Some(1), Some(0)]);
-        assert_eq!(settled(403, &[]), [Some(0), None], "without the header the reservation is kept");
+        assert_eq!(settled(403, &[]), [Some(0), None], "without the header the charge is kept");
         for garbage in ["", "-1", "1.5", "many", "9007199254740992", "99999999999999999999"] {
             assert_eq!(settled(200, &[("x-used", garbage)]), [Some(0), None], "{garbage}");
         }

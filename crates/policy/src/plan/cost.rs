@@ -31,7 +31,7 @@ impl fmt::Display for RuleCost {
 /// When a request is charged. The cost is always reserved up front, so that concurrent requests cannot exceed a limit.
 /// The response may settle it later.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
-pub enum Charge {
+pub enum ChargeBasis {
     /// Up front only.
     #[default]
     UpFront,
@@ -41,7 +41,7 @@ pub enum Charge {
     Header(HeaderName),
 }
 
-impl fmt::Display for Charge {
+impl fmt::Display for ChargeBasis {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::UpFront => f.write_str("charged up front"),

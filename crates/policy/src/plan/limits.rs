@@ -10,7 +10,7 @@ use tidegate_core::{Algorithm, Coordination, Cost, LeakyBucket, Limit, Penalty, 
 use crate::endpoints::EndpointPattern;
 use crate::expression::Expression;
 use crate::identity::ClientKind;
-use crate::plan::{Charge, Mode, Quota, RuleCost, RuleSharing};
+use crate::plan::{ChargeBasis, Mode, Quota, RuleCost, RuleSharing};
 use crate::units::span_text;
 
 /// All limits, in the order in which they are checked.
@@ -154,13 +154,13 @@ pub struct CustomRule {
     /// The cost of a request.
     pub cost: RuleCost,
     /// When it is charged.
-    pub charge: Charge,
+    pub charge: ChargeBasis,
 }
 
 impl CustomRule {
     /// Whether every request costs one unit, charged up front.
     pub(crate) fn is_plain(&self) -> bool {
-        self.cost == RuleCost::Constant(Cost::ONE) && self.charge == Charge::UpFront
+        self.cost == RuleCost::Constant(Cost::ONE) && self.charge == ChargeBasis::UpFront
     }
 }
 

@@ -28,7 +28,7 @@ use crate::identity::Identities;
 pub use clients::{
     ClaimName, Clients, ExemptClients, NameSource, OnInvalid, Secret, TierSource, TokenKey, TokenPlan,
 };
-pub use cost::{Charge, RuleCost, StatusSet};
+pub use cost::{ChargeBasis, RuleCost, StatusSet};
 pub use http::{EncodedSlash, HttpOptions, PathCase, UnderscoreHeaders};
 pub(crate) use limits::describe_penalty;
 pub use limits::{

@@ -7,11 +7,13 @@
 use std::ops::Range;
 
 use smallvec::SmallVec;
-use tidegate_core::{Check, Cost, CounterKey, Decision, Limit, Outcome, Role, RuleId, Timestamp, Verdict};
-use tidegate_headers::Quota;
+use tidegate_core::{
+    Check, Cost, CounterKey, Decision, Limit, Outcome, RecordedDecision, Role, RuleId, Timestamp, Verdict,
+};
+use tidegate_headers::{Quota, RetryAfter};
 use tidegate_policy::{DescriptorLimit, EnvoyDomain, EnvoyRate, RateUnit};
 use tidegate_store::Store;
-use tidegate_telemetry::{DecisionKind, RequestRecord};
+use tidegate_telemetry::{DecisionKind, DecisionSink, RequestRecord};
 
 use super::envoy_limits::ServedEnvoyLimits;
 use super::message::{
@@ -19,7 +21,7 @@ use super::message::{
     ResponseCode, ResponseUnit,
 };
 use super::response::{ResponseBuilder, StatusEffect, blocked_report};
-use super::status::{GrpcCode, GrpcError};
+use super::status::GrpcError;
 use crate::worker::ServiceWorker;
 
 /// The rule of limits that requests carry. No configured descriptor has this label: all of them contain a slash.
@@ -57,8 +59,9 @@ pub(super) async fn decide<S: Store + 'static>(
         // If no counter decides about the call, the store does not matter.
         Err(_) if is_blocked || !found.iter().any(FoundDescriptor::can_reject) => None,
         Err(_) => {
-            record.finish_decision(DecisionKind::StoreFailed);
-            return Err(GrpcError::new(GrpcCode::Unavailable, "the store of the counters is unavailable"));
+            let decision = RecordedDecision::new(DecisionKind::StoreFailed);
+            DecisionSink::Request(record).record(&envoy.counted, decision);
+            return Err(GrpcError::store_unavailable());
         }
     };
     let is_exhausted = exceeds_alternatives(&found, decision.as_ref());
@@ -253,10 +256,7 @@ fn verdict(found: &[FoundDescriptor<'_>], decision: &Decision, is_exhausted: boo
         return decision.verdict;
     }
     let alternatives = with_outcomes(found, Some(decision)).filter(|(found, _)| found.is_alternative);
-    let soonest = alternatives.filter_map(|(_, outcome)| match outcome?.verdict {
-        Verdict::NotUntil { retry_after } => Some(retry_after),
-        Verdict::Pass { .. } | Verdict::Never => None,
-    });
+    let soonest = alternatives.filter_map(|(_, outcome)| outcome?.verdict.retry_after());
     match (decision.verdict, soonest.min()) {
         (Verdict::Never, _) | (_, None) => Verdict::Never,
         (Verdict::Pass { .. }, Some(soonest)) => Verdict::NotUntil { retry_after: soonest },
@@ -340,7 +340,7 @@ fn respond<S: Store + 'static>(
     (now, envoy, record): (Timestamp, &ServedEnvoyLimits, &mut RequestRecord<'_>),
 ) -> RateLimitResponse {
     let mut response = ResponseBuilder::new(decision.map_or(now, |decision| decision.at), found.len());
-    let mut rejecting = None;
+    let (mut rejecting, mut shadow_rejections) = (None, SmallVec::<[RuleId; 4]>::new());
     for (found, outcome) in with_outcomes(found, decision) {
         let exceeds = found.exceeds(outcome);
         let is_binding = found.role() == Role::Binding;
@@ -349,7 +349,7 @@ fn respond<S: Store + 'static>(
             rejecting = Some(found);
         }
         if exceeds && found.is_shadow() {
-            record.count_shadow_rejection(&envoy.counted, found.rule());
+            shadow_rejections.push(found.rule());
         }
         let effect = StatusEffect {
             is_over: exceeds && !found.is_shadow(),
@@ -360,19 +360,27 @@ fn respond<S: Store + 'static>(
         add_status(&mut response, found, outcome, effect);
     }
     let store_failed = decision.is_none();
-    record.finish_decision(match rejecting {
+    let kind = match rejecting {
         Some(_) => DecisionKind::Rejected,
         None if store_failed => DecisionKind::StoreFailed,
         None => DecisionKind::Admitted,
-    });
+    };
+    // Values of descriptors are not shown in metrics: all clients of a descriptor are counted together.
+    let decision_record = RecordedDecision {
+        kind,
+        client: None,
+        rejected_by: rejecting.map(FoundDescriptor::rule),
+        limit: None,
+        shadow_rejections: shadow_rejections.into_iter(),
+    };
+    DecisionSink::Request(record).record(&envoy.counted, decision_record);
     if let Some(rejecting) = rejecting {
-        // Values of descriptors are not shown in metrics: all clients of a descriptor are counted together.
-        record.set_rejected(&envoy.counted, rejecting.rule(), b"");
         let client = keys.get(rejecting.client.clone()).unwrap_or_default();
         // A limit of zero never admits, so that no time to retry is true.
         let is_never = found.iter().any(FoundDescriptor::is_blocked);
         let decision = decision.filter(|_| !is_never);
-        response.set_retry_after(decision.map(|decision| verdict(found, decision, is_exhausted)), client);
+        let wait = decision.and_then(|decision| verdict(found, decision, is_exhausted).retry_after());
+        response.set_retry_after(wait.map(|wait| RetryAfter::new(wait, client)));
     }
     response.finish(worker, record)
 }

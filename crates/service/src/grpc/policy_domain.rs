@@ -8,15 +8,13 @@
 use std::net::IpAddr;
 
 use smallvec::SmallVec;
-use tidegate_core::{Cost, Timestamp};
-use tidegate_headers::retry_after_seconds;
+use tidegate_core::{Cost, RecordedDecision, Timestamp};
 use tidegate_limiter::{
-    AdmittedRuling, FailedRuling, RefundGuard, RejectedRuling, ReportedLimits, RuleCheck, Ruling,
-    RulingReport,
+    Charge, ChargeUse, RefuseReason, RefuseRuling, ReportedLimits, RuleCheck, Ruling, UnknownRule,
 };
 use tidegate_policy::{RateUnit, Scratch};
 use tidegate_store::Store;
-use tidegate_telemetry::{DecisionKind, RequestRecord};
+use tidegate_telemetry::{DecisionKind, DecisionSink, RequestRecord};
 
 use super::bad_descriptor::{BadDescriptor, RlsError};
 use super::descriptors::response_unit;
@@ -40,7 +38,7 @@ pub(super) async fn decide<S: Store + 'static>(
     let count = request.descriptors.len();
     let mut scratches: Vec<Scratch> = request.descriptors.iter().map(|_| Scratch::default()).collect();
     let mut response = ResponseBuilder::new(now, count);
-    let mut decided = PolicyDecision { kind: DecisionKind::Exempt, charges: None };
+    let mut decided = PolicyDecision { kind: DecisionKind::Exempt, charge: None };
     for (position, (descriptor, scratch)) in request.descriptors.iter().zip(&mut scratches).enumerate() {
         if matches!(decided.kind, DecisionKind::Rejected | DecisionKind::Banned) {
             response.add(DescriptorStatus::default(), None, false);
@@ -53,14 +51,16 @@ pub(super) async fn decide<S: Store + 'static>(
             RlsError::Descriptor(bad) => bad.at(position, count).into(),
             error @ RlsError::Call(_) => error,
         })?;
-        decided.add(worker, ruling, (&policy, record), &mut response)?;
+        decided.add(worker, &ruling, (&policy, record), &mut response)?;
     }
-    let PolicyDecision { kind, charges } = decided;
-    record.finish_decision(kind);
-    if let Some(charges) = charges
+    let PolicyDecision { kind, charge } = decided;
+    if kind == DecisionKind::Exempt {
+        DecisionSink::Request(record).record(&policy.counted, RecordedDecision::new(kind));
+    }
+    if let Some(mut charge) = charge
         && !matches!(kind, DecisionKind::Rejected | DecisionKind::Banned)
     {
-        charges.keep();
+        charge.serve();
     }
     Ok(response.finish(worker, record))
 }
@@ -97,11 +97,8 @@ async fn rule<'s, S: Store + 'static>(
         error => bad_client(error).into(),
     })?;
     let check = RuleCheck { rule, client: &key, cost: Cost::new(hits.unwrap_or(1)) };
-    match worker.limiter.check_rule(active, check, scratch, now).await {
-        // A misspelt rule must not admit everything.
-        Ruling::NoRule => Err(no_rule()),
-        ruling => Ok(ruling),
-    }
+    // A misspelt rule must not admit everything.
+    worker.limiter.check_rule(active, check, scratch, now).await.map_err(|UnknownRule| no_rule())
 }
 
 /// Callers leave out entries of headers that a request does not have, so also a missing identity may be the client's choice.
@@ -144,64 +141,50 @@ impl<'d> NamedRule<'d> {
 }
 
 /// The decisions so far.
-struct PolicyDecision<S: Store + 'static> {
+struct PolicyDecision {
     kind: DecisionKind,
     /// What was charged, refunded as a whole on drop.
-    charges: Option<RefundGuard<S>>,
+    charge: Option<Charge>,
 }
 
-impl<S: Store + 'static> PolicyDecision<S> {
-    fn add<'n>(
+impl PolicyDecision {
+    fn add<'n, S: Store + 'static>(
         &mut self,
         worker: &ServiceWorker<S>,
-        ruling: Ruling<'n>,
+        ruling: &Ruling<'n>,
         (policy, record): (&ServedPolicy, &mut RequestRecord<'_>),
         response: &mut ResponseBuilder<'n>,
     ) -> Result<(), GrpcError> {
-        let mut report_to_record = |report: &RulingReport<'_>| {
-            record.set_client(report.client());
-            for rule in report.shadow_rejections() {
-                record.count_shadow_rejection(&policy.counted, rule);
-            }
-        };
-        match ruling {
+        let limits = ruling.report().limits();
+        let recorded = ruling.recorded(&limits);
+        // Another descriptor of the call says more.
+        if recorded.kind != DecisionKind::Exempt {
+            self.kind = recorded.kind;
+            DecisionSink::Request(record).record(&policy.counted, recorded);
+        }
+        if !limits.is_empty() {
+            response.set_time(ruling.report().at());
+        }
+        let is_over = match ruling {
             // Its concurrency permits are released at once: the end of the request is not known here. The delay of a leaky
             // bucket is not reported: Envoy has no field for it.
-            Ruling::Admitted(AdmittedRuling { report, .. }) => {
-                report_to_record(&report);
-                response.set_time(report.at());
-                self.kind = DecisionKind::Admitted;
-                let charge = worker.limiter.refund_guard(&report);
-                match &mut self.charges {
-                    Some(charges) => charges.join(charge),
-                    None => self.charges = Some(charge),
+            Ruling::Serve(serve) => {
+                let later = serve.charge(&worker.limiter, ChargeUse::Refundable);
+                match (&mut self.charge, later) {
+                    (Some(charge), Some(later)) => charge.join(later),
+                    (charge, later) => *charge = charge.take().or(later),
                 }
-                add_limits(response, &report.limits(), false);
+                false
             }
-            Ruling::Rejected(RejectedRuling { report, rule, retry_after, .. }) => {
-                report_to_record(&report);
-                response.set_time(report.at());
-                self.kind = DecisionKind::Rejected;
-                record.set_rejected(&policy.counted, rule, report.client());
-                let seconds = retry_after.map(|wait| retry_after_seconds(wait, report.client()));
-                response.set_retry_after_seconds(seconds);
-                add_limits(response, &report.limits(), true);
+            Ruling::Refuse(RefuseRuling { reason: RefuseReason::StoreUnavailable, .. }) => {
+                return Err(GrpcError::store_unavailable());
             }
-            Ruling::Banned => {
-                self.kind = DecisionKind::Banned;
-                response.add(DescriptorStatus::default(), None, true);
+            Ruling::Refuse(refuse) => {
+                response.set_retry_after(refuse.retry_after);
+                true
             }
-            Ruling::StoreFailed(FailedRuling { is_binding: true, .. }) => {
-                record.finish_decision(DecisionKind::StoreFailed);
-                let message = "the store of the counters is unavailable";
-                return Err(GrpcError::new(GrpcCode::Unavailable, message));
-            }
-            Ruling::StoreFailed(_) => {
-                self.kind = DecisionKind::StoreFailed;
-                response.add(DescriptorStatus::default(), None, false);
-            }
-            Ruling::Exempt(_) | Ruling::NoRule => response.add(DescriptorStatus::default(), None, false),
-        }
+        };
+        add_limits(response, &limits, is_over);
         Ok(())
     }
 }

@@ -3,8 +3,9 @@
 use std::fmt::Write as _;
 use std::net::IpAddr;
 
+use tidegate_core::RecordedDecision;
 use tidegate_store::Store;
-use tidegate_telemetry::{DecisionKind, RequestRecord};
+use tidegate_telemetry::{DecisionKind, DecisionSink, RequestRecord};
 use tidegate_tower::deadline::Deadline;
 
 use super::bad_descriptor::{BadDescriptor, RlsError};
@@ -60,7 +61,8 @@ pub(super) async fn decide<S: Store + 'static>(
             Box::pin(policy_domain::decide(worker, request, peer, (now, record))).await
         }
         None => {
-            record.finish_decision(DecisionKind::Admitted);
+            let decision = RecordedDecision::new(DecisionKind::Admitted);
+            DecisionSink::Request(record).record(&worker.policy().counted, decision);
             Ok(unlimited(request))
         }
     }

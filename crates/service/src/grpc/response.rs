@@ -2,8 +2,8 @@
 
 use prost_types::Duration;
 use smallvec::SmallVec;
-use tidegate_core::{LimitReport, LimitUnit, TimeSpan, Timestamp, Verdict};
-use tidegate_headers::{HeaderWriter, RateLimitHeaders, retry_after_seconds};
+use tidegate_core::{LimitReport, LimitUnit, TimeSpan, Timestamp};
+use tidegate_headers::{HeaderWriter, RateLimitHeaders, RetryAfter, write_retry_after};
 use tidegate_store::Store;
 use tidegate_telemetry::RequestRecord;
 
@@ -19,7 +19,7 @@ pub(super) struct ResponseBuilder<'n> {
     /// The announced limit that rejects the call.
     rejecting: Option<usize>,
     is_over: bool,
-    retry_after: Option<u64>,
+    retry_after: Option<RetryAfter>,
 }
 
 /// What the status of a descriptor says and does.
@@ -84,14 +84,8 @@ impl<'n> ResponseBuilder<'n> {
     }
 
     /// Sets when a rejected client may retry, if that is known.
-    pub(super) fn set_retry_after(&mut self, verdict: Option<Verdict>, client: &[u8]) {
-        if let Some(Verdict::NotUntil { retry_after }) = verdict {
-            self.set_retry_after_seconds(Some(retry_after_seconds(retry_after, client)));
-        }
-    }
-
-    pub(super) fn set_retry_after_seconds(&mut self, seconds: Option<u64>) {
-        self.retry_after = seconds;
+    pub(super) fn set_retry_after(&mut self, retry_after: Option<RetryAfter>) {
+        self.retry_after = retry_after;
     }
 
     /// The response with its headers. Records the limit that they report.
@@ -120,9 +114,8 @@ impl<'n> ResponseBuilder<'n> {
         let cache = &mut worker.grpc.header_values.borrow_mut();
         let mut writer = HeaderWriter { styles, cache };
         writer.write_limits(&mut headers, self.at, primary, &self.announced);
-        if let Some(seconds) = self.retry_after {
-            headers.push_retry_after(seconds);
-            writer.write_retry_after(&mut headers, seconds);
+        if let Some(RetryAfter { seconds, .. }) = self.retry_after {
+            write_retry_after(&mut headers, seconds, styles);
         }
         let added = headers.iter().map(|(name, value)| AddedHeader {
             key: name.as_str().to_owned(),

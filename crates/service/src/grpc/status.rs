@@ -1,10 +1,10 @@
 //! gRPC statuses.
 
 use std::borrow::Cow;
-use std::fmt::Write as _;
 
 use http::header::{CONTENT_TYPE, HeaderName, HeaderValue};
 use http::{HeaderMap, Response};
+use tidegate_headers::{Refusal, percent_encoded};
 
 pub(super) const GRPC: HeaderValue = HeaderValue::from_static("application/grpc");
 const STATUS: HeaderName = HeaderName::from_static("grpc-status");
@@ -42,6 +42,11 @@ impl GrpcError {
 
     pub(crate) fn invalid(message: impl Into<Cow<'static, str>>) -> Self {
         Self::new(GrpcCode::InvalidArgument, message)
+    }
+
+    /// The store returned no decision.
+    pub(crate) fn store_unavailable() -> Self {
+        Self::new(GrpcCode::Unavailable, Refusal::STORE_UNAVAILABLE.body(None, None).message)
     }
 
     /// The HTTP status with which metrics and logs record the call.
@@ -90,22 +95,6 @@ pub(super) fn shown(text: &str) -> &str {
 
 fn beginning(text: &str, characters: usize) -> &str {
     text.char_indices().nth(characters).map_or(text, |(end, _)| text.get(..end).unwrap_or_default())
-}
-
-/// Encodes text for `grpc-message`: visible ASCII and spaces except `%` stay as they are.
-fn percent_encoded(text: &str) -> HeaderValue {
-    let mut encoded = String::with_capacity(text.len());
-    for byte in text.bytes() {
-        match byte {
-            b'%' | 0..=31 | 127.. => {
-                // Writing to a `String` cannot fail.
-                let _ = write!(encoded, "%{byte:02X}");
-            }
-            byte => encoded.push(char::from(byte)),
-        }
-    }
-    // Only visible ASCII characters are left.
-    HeaderValue::try_from(encoded).unwrap_or(HeaderValue::from_static(""))
 }
 
 #[cfg(test)]

@@ -3,17 +3,15 @@
 use std::net::IpAddr;
 use std::rc::Rc;
 
-use http::{StatusCode, Version};
-use smallvec::SmallVec;
+use http::Version;
 use tidegate_core::{TimeSpan, Timestamp};
-use tidegate_headers::{BodyStyle, RateLimitHeaders, ReportedLimit};
-use tidegate_limiter::{AdmittedRuling, FailedRuling, RefundGuard, RejectedRuling, Ruling};
+use tidegate_headers::{BodyStyle, ErrorBody, RateLimitHeaders};
+use tidegate_limiter::{Charge, ChargeUse, Ruling};
 use tidegate_policy::normalize;
 use tidegate_store::Store;
-use tidegate_telemetry::{DecisionKind, RequestSummary};
+use tidegate_telemetry::{DecisionSink, RequestSummary};
 use tokio::time::sleep;
 
-use super::decision::{DecisionLog, DecisionWriter};
 use super::dispatch::{EndpointCall, version_text};
 use super::error::HttpError;
 use super::facts::OwnedRequest;
@@ -23,17 +21,20 @@ use super::response::{HttpAnswer, HttpResponse, PendingAnswer};
 use crate::worker::ServiceWorker;
 
 /// A delay before a response; the charge is refunded if the client does not wait.
-pub(super) struct AnswerDelay<S: Store + 'static> {
+pub(super) struct AnswerDelay {
     delay: TimeSpan,
-    refund: RefundGuard<S>,
+    charge: Option<Charge>,
 }
 
-impl<S: Store + 'static> AnswerDelay<S> {
+impl AnswerDelay {
     /// Waits, unless too many requests wait already.
-    pub(super) async fn wait(self: Box<Self>, worker: &ServiceWorker<S>) -> Result<(), HttpError> {
-        let _slot = worker.http.delay_slot().ok_or(HttpError::TooManyDelayed)?;
+    pub(super) async fn wait<S: Store + 'static>(
+        mut self: Box<Self>,
+        worker: &ServiceWorker<S>,
+    ) -> Result<(), HttpError> {
+        let _slot = worker.http.delay_slot().ok_or(HttpError::TOO_MANY_WAITING)?;
         Box::pin(sleep(self.delay.into())).await;
-        self.refund.keep();
+        self.charge.iter_mut().for_each(Charge::serve);
         Ok(())
     }
 }
@@ -49,12 +50,12 @@ pub(super) fn authorize<'f, S: Store + 'static>(
     call: &'f mut EndpointCall<'_, S>,
     (headers, proxy): (&RequestHeaders<'_>, IpAddr),
     version: Version,
-) -> Result<PendingAnswer<'f, S>, HttpError> {
+) -> Result<PendingAnswer<'f>, HttpError> {
     let request = original_request(call, (headers, proxy), version)?;
     let (now, worker) = (call.record.start_decision(), call.worker);
     let (policy, mut scratch) = (Rc::clone(&call.policy), worker.http.scratch());
     if let Some(ruling) = worker.limiter.try_check(&policy.active, &request.facts(), &mut scratch, now) {
-        return conclude(call, ruling).map(PendingAnswer::Ready);
+        return Ok(PendingAnswer::Ready(conclude(call, &ruling)));
     }
     Ok(PendingAnswer::Waiting(Box::pin(authorize_later(call, request, now))))
 }
@@ -64,11 +65,11 @@ async fn authorize_later<S: Store + 'static>(
     call: &mut EndpointCall<'_, S>,
     request: OwnedRequest,
     now: Timestamp,
-) -> Result<HttpAnswer<S>, HttpError> {
+) -> Result<HttpAnswer, HttpError> {
     let worker = call.worker;
     let (policy, mut scratch) = (Rc::clone(&call.policy), worker.http.scratch());
     let ruling = worker.limiter.check(&policy.active, &request.facts(), &mut scratch, now).await;
-    conclude(call, ruling)
+    Ok(conclude(call, &ruling))
 }
 
 /// The request about which a proxy asks.
@@ -95,58 +96,29 @@ pub(super) fn body_style<S>(call: &EndpointCall<'_, S>) -> BodyStyle {
 }
 
 /// The answer that a ruling means.
-fn conclude<S: Store + 'static>(
-    call: &mut EndpointCall<'_, S>,
-    ruling: Ruling<'_>,
-) -> Result<HttpAnswer<S>, HttpError> {
-    let (policy, limiter, style) = (&call.policy, &call.worker.limiter, body_style(call));
+fn conclude<S: Store + 'static>(call: &mut EndpointCall<'_, S>, ruling: &Ruling<'_>) -> HttpAnswer {
+    let (policy, http) = (&call.policy, &call.worker.http);
+    let plan = policy.active.matcher.plan();
+    let limits = ruling.report().limits();
+    DecisionSink::Request(&mut call.record).record(&policy.counted, ruling.recorded(&limits));
     let mut headers = Box::<RateLimitHeaders>::default();
-    let cache = &call.worker.http.header_values;
-    let mut writer = DecisionWriter { policy, cache, headers: Some(&mut headers), retry_after: None };
-    let log = &mut DecisionLog::Request(&mut call.record);
-    let (mut response, mut delay) = (HttpResponse::empty(), None);
-    match ruling {
-        Ruling::Admitted(AdmittedRuling { report, delay: wait, .. }) => {
-            log.reported(DecisionKind::Admitted, policy, &report);
-            let limits = report.limits();
-            writer.write_headers(report.at(), limits.primary(), &limits, log);
-            if !wait.is_zero() {
-                let refund = limiter.refund_guard(&report);
-                delay = Some(Box::new(AnswerDelay { delay: wait, refund }));
-            }
+    limits.write_headers(&plan.headers, &mut http.header_values.borrow_mut(), &mut headers);
+    let (mut response, delay) = match ruling {
+        Ruling::Serve(serve) if serve.delay.is_zero() => (HttpResponse::empty(), None),
+        Ruling::Serve(serve) => {
+            let charge = serve.charge(&call.worker.limiter, ChargeUse::Refundable);
+            (HttpResponse::empty(), Some(Box::new(AnswerDelay { delay: serve.delay, charge })))
         }
-        Ruling::Rejected(rejected) => {
-            writer.reject(&rejected, log);
-            let RejectedRuling { report, reason, .. } = &rejected;
-            let limits = report.limits();
-            writer.write_headers(report.at(), limits.primary(), &limits, log);
-            let limit = limits.primary().ok_or(HttpError::StoreUnavailable)?;
-            let violated: SmallVec<[&str; 4]> =
-                if style == BodyStyle::Problem { report.violated().collect() } else { SmallVec::new() };
-            let limit = ReportedLimit { at: report.at(), report: limit, violated: &violated };
-            let body = reason.error_body(writer.retry_after, limit).encode(style);
-            response = HttpResponse::new(style.content_type(), body);
-            response.status = StatusCode::TOO_MANY_REQUESTS;
+        Ruling::Refuse(refuse) => {
+            let code = refuse.reason.refusal().code;
+            call.record.set_error(|| (code, refuse.retry_after_seconds()));
+            let style = plan.error_body;
+            let told = |body: &ErrorBody<'_>| HttpResponse::error(body, style, &plan.headers);
+            (refuse.describe(&limits, style, told), None)
         }
-        Ruling::Banned => {
-            log.decided(DecisionKind::Banned);
-            return Err(HttpError::Banned);
-        }
-        Ruling::Exempt(_) => log.decided(DecisionKind::Exempt),
-        Ruling::StoreFailed(FailedRuling { report, is_binding, .. }) => {
-            log.reported(DecisionKind::StoreFailed, policy, &report);
-            if is_binding {
-                return Err(HttpError::StoreUnavailable);
-            }
-        }
-        // Unreachable: `check` does not take a rule name.
-        Ruling::NoRule => return Err(HttpError::StoreUnavailable),
-    }
-    if let Some(seconds) = writer.retry_after {
-        headers.push_retry_after(seconds);
-    }
+    };
     response.limits = Some(headers);
-    Ok(HttpAnswer { response, delay })
+    HttpAnswer { response, delay }
 }
 
 /// Summarizes the original request without its query, its headers, and secrets in its path.

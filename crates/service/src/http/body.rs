@@ -32,7 +32,7 @@ pub(super) async fn read_body(mut body: Incoming, max: usize) -> Result<Bytes, H
                 Poll::Ready(frame) => Poll::Ready(Ok(frame)),
                 Poll::Pending => {
                     let timeout = timeout.get_or_insert_with(|| Box::pin(sleep(BODY_TIMEOUT)));
-                    timeout.as_mut().poll(cx).map(|()| Err(HttpError::SlowBody))
+                    timeout.as_mut().poll(cx).map(|()| Err(HttpError::SLOW_BODY))
                 }
             })
             .await?
@@ -64,6 +64,6 @@ pub(super) async fn read_body(mut body: Incoming, max: usize) -> Result<Bytes, H
 fn unreadable(error: &hyper::Error, max: usize) -> HttpError {
     match ChunkError::of(error) {
         Some(ChunkError::TooLarge) => HttpError::TooLarge { max },
-        Some(ChunkError::Malformed) | None => HttpError::BadBody,
+        Some(ChunkError::Malformed) | None => HttpError::BAD_BODY,
     }
 }

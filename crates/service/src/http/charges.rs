@@ -1,12 +1,13 @@
 //! `/v1/refund`, `/v1/reset`, `/v1/reserve` and `/v1/commit`.
 
 use tidegate_core::{TimeSpan, Timestamp};
-use tidegate_limiter::{RuleCheck, RuleError, RuleReservation, Ruling};
+use tidegate_limiter::{ChargeUse, RuleCheck, RuleError, Ruling};
 use tidegate_store::Store;
+use tidegate_telemetry::DecisionSink;
 
 use super::check::checked_cost;
 use super::client::rule_client;
-use super::decision::{DecisionLog, DecisionWriter, put, put_text};
+use super::decision::{put, put_text, write_decision};
 use super::dispatch::{EndpointCall, parse};
 use super::error::{HttpError, invalid};
 use super::message::{CommitMessage, RefundMessage, ReserveMessage, ResetMessage};
@@ -19,8 +20,8 @@ const MAX_TTL: u64 = 3_600;
 
 fn failed(error: &RuleError, rule: &str) -> HttpError {
     match error {
-        RuleError::NoRule => HttpError::NoRule { rule: rule.to_owned() },
-        RuleError::Store(_) => HttpError::StoreUnavailable,
+        RuleError::NoRule(_) => HttpError::NoRule { rule: rule.to_owned() },
+        RuleError::Store(_) => HttpError::STORE_UNAVAILABLE,
     }
 }
 
@@ -80,24 +81,20 @@ pub(super) async fn reserve<S: Store + 'static>(
         return Err(invalid(format!("`ttl` must be 1 to {MAX_TTL} seconds")));
     }
     // Before anything is charged.
-    let id = ReservationId::random().ok_or(HttpError::TooManyReservations)?;
+    let id = ReservationId::random().ok_or(HttpError::TOO_MANY_RESERVATIONS)?;
     let slot = state.reservations.slot((&rule, client.key()), call.worker.now());
-    let slot = slot.ok_or(HttpError::TooManyReservations)?;
+    let slot = slot.ok_or(HttpError::TOO_MANY_RESERVATIONS)?;
     let mut scratch = state.scratch();
     let now = call.record.start_decision();
     let check = RuleCheck { rule: &rule, client: &client, cost };
     let ruling = call.worker.limiter.check_rule(&policy.active, check, &mut scratch, now).await;
-    let mut writer = DecisionWriter::without_headers(policy, state);
+    let ruling = ruling.map_err(|unknown| failed(&unknown.into(), &rule))?;
     let mut json = Vec::with_capacity(256);
-    writer.write(&ruling, now, &mut DecisionLog::Request(&mut call.record), &mut json)?;
+    write_decision(&ruling, policy, &mut DecisionSink::Request(&mut call.record), &mut json)?;
     put(&mut json, r#","reservation":"#);
-    let charge = match &ruling {
-        Ruling::Admitted(admitted) => Some(RuleReservation::new(&admitted.report)),
-        // Nothing was charged, and the request passes: the client is exempt, or the rule is in shadow mode and the store failed.
-        Ruling::Exempt(_) | Ruling::StoreFailed(_) => Some(None),
-        _ => None,
-    };
-    if let Some(charge) = charge {
+    if let Ruling::Serve(serve) = &ruling {
+        // Nothing was charged if the client is exempt, or if the rule is in shadow mode and the store failed.
+        let charge = serve.charge(&call.worker.limiter, ChargeUse::Committed);
         let expires = now + TimeSpan::from_secs(ttl);
         slot.open(id, OpenReservation { rule: rule.as_ref().into(), charge, expires });
         put_text(&mut json, &id.to_string());
@@ -118,15 +115,14 @@ pub(super) async fn commit<S: Store + 'static>(
         return Err(invalid("`cost` is null; send the final cost"));
     }
     let cost = checked_cost(cost)?;
-    let id: ReservationId = reservation.parse().map_err(|_| HttpError::NoReservation)?;
+    let id: ReservationId = reservation.parse().map_err(|_| HttpError::NO_RESERVATION)?;
     // Removed before the store is asked: a reservation is committed at most once, also if the store fails.
     let reservations = &call.worker.http.reservations;
-    let open = reservations.take(id, call.worker.now()).ok_or(HttpError::NoReservation)?;
+    let open = reservations.take(id, call.worker.now()).ok_or(HttpError::NO_RESERVATION)?;
     let is_refunded = match open.charge {
         Some(charge) => {
-            let (policy, limiter) = (&call.policy.active, &call.worker.limiter);
-            let committed = limiter.commit_rule(policy, &open.rule, charge, cost).await;
-            committed.map_err(|_| HttpError::StoreUnavailable)?
+            let committed = charge.commit(&call.policy.active, &open.rule, cost).await;
+            committed.map_err(|_| HttpError::STORE_UNAVAILABLE)?
         }
         None => true,
     };

@@ -5,19 +5,18 @@ use std::borrow::Cow;
 use serde_json::value::RawValue;
 use tidegate_core::{Cost, Timestamp};
 use tidegate_headers::BodyStyle;
-use tidegate_limiter::{Limiter, RuleCheck, Ruling};
+use tidegate_limiter::{Limiter, RuleCheck, Ruling, UnknownRule};
 use tidegate_policy::{ActivePolicy, RuleClient, Scratch};
 use tidegate_store::{Clock, Store};
-use tidegate_telemetry::Protocol;
+use tidegate_telemetry::{DecisionSink, Protocol};
 
 use super::client::rule_client;
-use super::decision::{DecisionLog, DecisionWriter, put};
+use super::decision::{put, write_decision};
 use super::dispatch::{EndpointCall, MAX_BODY, parse};
 use super::error::{HttpError, invalid};
 use super::facts::OwnedRequest;
 use super::message::{CheckMessage, SingleCheckMessage};
 use super::response::{HttpAnswer, HttpResponse, PendingAnswer};
-use super::state::HttpState;
 use crate::worker::ServedPolicy;
 
 /// Other requests of the worker are served after this many checks of a batch.
@@ -62,12 +61,14 @@ impl<'b> CheckSubject<'b> {
         policy: &'a ActivePolicy,
         scratch: &'a mut Scratch,
         now: Timestamp,
-    ) -> Option<Ruling<'a>> {
+    ) -> Result<Option<Ruling<'a>>, HttpError> {
         match self {
             Self::Rule { rule, client, cost } => {
-                limiter.try_check_rule(policy, RuleCheck { rule, client, cost: *cost }, scratch, now)
+                let check = RuleCheck { rule, client, cost: *cost };
+                let ruling = limiter.try_check_rule(policy, check, scratch, now);
+                ruling.map_err(|UnknownRule| HttpError::NoRule { rule: rule.to_string() })
             }
-            Self::Request(request) => limiter.try_check(policy, &request.facts(), scratch, now),
+            Self::Request(request) => Ok(limiter.try_check(policy, &request.facts(), scratch, now)),
         }
     }
 
@@ -78,19 +79,22 @@ impl<'b> CheckSubject<'b> {
         policy: &'a ActivePolicy,
         (scratch, now): (&'a mut Scratch, Timestamp),
         charges: bool,
-    ) -> Ruling<'a> {
+    ) -> Result<Ruling<'a>, HttpError> {
         let limiter = &call.worker.limiter;
         match self {
             Self::Rule { rule, client, cost } => {
                 let check = RuleCheck { rule, client, cost: *cost };
-                if charges {
+                let ruling = if charges {
                     limiter.check_rule(policy, check, scratch, now).await
                 } else {
                     limiter.preview_rule(policy, check, scratch, now).await
-                }
+                };
+                ruling.map_err(|UnknownRule| HttpError::NoRule { rule: rule.to_string() })
             }
-            Self::Request(request) if charges => limiter.check(policy, &request.facts(), scratch, now).await,
-            Self::Request(request) => limiter.preview(policy, &request.facts(), scratch, now).await,
+            Self::Request(request) if charges => {
+                Ok(limiter.check(policy, &request.facts(), scratch, now).await)
+            }
+            Self::Request(request) => Ok(limiter.preview(policy, &request.facts(), scratch, now).await),
         }
     }
 }
@@ -107,7 +111,7 @@ pub(super) fn checked_cost(cost: Option<u64>) -> Result<Cost, HttpError> {
 pub(super) fn check<'f, S: Store + 'static>(
     call: &'f mut EndpointCall<'_, S>,
     body: &'f [u8],
-) -> Result<PendingAnswer<'f, S>, HttpError> {
+) -> Result<PendingAnswer<'f>, HttpError> {
     let CheckMessage { rule, client, cost, request, checks } = parse(body)?;
     let Some(checks) = checks else {
         if body.len() > MAX_BODY {
@@ -130,20 +134,20 @@ pub(super) async fn peek<S: Store + 'static>(
     let (policy, worker) = (&call.policy, call.worker);
     let subject = CheckSubject::new(&policy.active, &**worker.limiter.clock(), parse(body)?)?;
     let (mut scratch, now) = (worker.http.scratch(), worker.now());
-    let ruling = subject.decide(call, &policy.active, (&mut scratch, now), false).await;
-    encode((policy, &worker.http), &ruling, now, DecisionLog::Off)
+    let ruling = subject.decide(call, &policy.active, (&mut scratch, now), false).await?;
+    encode(&ruling, policy, DecisionSink::Off)
 }
 
 fn check_one<'f, S: Store + 'static>(
     call: &'f mut EndpointCall<'_, S>,
     message: SingleCheckMessage<'f>,
-) -> Result<PendingAnswer<'f, S>, HttpError> {
+) -> Result<PendingAnswer<'f>, HttpError> {
     let (policy, worker) = (&call.policy, call.worker);
     let subject = CheckSubject::new(&policy.active, &**worker.limiter.clock(), message)?;
     let (mut scratch, now) = (worker.http.scratch(), call.record.start_decision());
-    if let Some(ruling) = subject.try_decide(&worker.limiter, &policy.active, &mut scratch, now) {
-        let log = DecisionLog::Request(&mut call.record);
-        return encode((policy, &worker.http), &ruling, now, log).map(PendingAnswer::from);
+    if let Some(ruling) = subject.try_decide(&worker.limiter, &policy.active, &mut scratch, now)? {
+        let sink = DecisionSink::Request(&mut call.record);
+        return encode(&ruling, policy, sink).map(PendingAnswer::from);
     }
     Ok(PendingAnswer::Waiting(Box::pin(check_later(call, subject, now))))
 }
@@ -153,24 +157,21 @@ async fn check_later<S: Store + 'static>(
     call: &mut EndpointCall<'_, S>,
     subject: CheckSubject<'_>,
     now: Timestamp,
-) -> Result<HttpAnswer<S>, HttpError> {
+) -> Result<HttpAnswer, HttpError> {
     let (policy, worker) = (&call.policy, call.worker);
     let mut scratch = worker.http.scratch();
-    let ruling = subject.decide(call, &policy.active, (&mut scratch, now), true).await;
-    let log = DecisionLog::Request(&mut call.record);
-    encode((policy, &worker.http), &ruling, now, log).map(HttpAnswer::from)
+    let ruling = subject.decide(call, &policy.active, (&mut scratch, now), true).await?;
+    encode(&ruling, policy, DecisionSink::Request(&mut call.record)).map(HttpAnswer::from)
 }
 
 /// A ruling as a response.
 fn encode(
-    (policy, state): (&ServedPolicy, &HttpState),
     ruling: &Ruling<'_>,
-    now: Timestamp,
-    mut log: DecisionLog<'_, '_>,
+    policy: &ServedPolicy,
+    mut sink: DecisionSink<'_, '_>,
 ) -> Result<HttpResponse, HttpError> {
-    let mut writer = DecisionWriter::without_headers(policy, state);
     let mut json = Vec::with_capacity(USUAL_LENGTH);
-    writer.write(ruling, now, &mut log, &mut json)?;
+    write_decision(ruling, policy, &mut sink, &mut json)?;
     put(&mut json, "}\n");
     Ok(HttpResponse::json(json))
 }
@@ -185,7 +186,6 @@ async fn check_batch<S: Store + 'static>(
     let clock = &**worker.limiter.clock();
     let mut scratch = worker.http.scratch();
     let now = worker.now();
-    let mut writer = DecisionWriter::without_headers(policy, &worker.http);
     let mut json = Vec::with_capacity(USUAL_LENGTH * (checks.len() + 1));
     put(&mut json, r#"{"results":["#);
     for (index, message) in checks.into_iter().enumerate() {
@@ -200,9 +200,9 @@ async fn check_batch<S: Store + 'static>(
         let subject = subject.and_then(|message| CheckSubject::new(&policy.active, clock_of_tokens, message));
         let written = match subject {
             Ok(subject) => {
-                let mut log = DecisionLog::Metrics { metrics, clock, start: clock.read() };
+                let mut sink = DecisionSink::Metrics { metrics, clock, start: clock.read() };
                 let ruling = subject.decide(call, &policy.active, (&mut scratch, now), true).await;
-                writer.write(&ruling, now, &mut log, &mut json)
+                ruling.and_then(|ruling| write_decision(&ruling, policy, &mut sink, &mut json))
             }
             Err(error) => Err(error),
         };

@@ -98,7 +98,7 @@ pub(super) async fn dispatch<S: Store + 'static>(
             return HttpResponse::new("text/plain", b"ok\n".as_slice());
         }
         Some(endpoint) => endpoint,
-        None => return HttpError::NoEndpoint.into_response(BodyStyle::Problem),
+        None => return HttpError::NO_ENDPOINT.into_response(BodyStyle::Problem),
     };
     let policy = worker.policy();
     let record = worker.recorder(Protocol::Http).start();
@@ -130,7 +130,7 @@ fn answer<'f, S: Store + 'static>(
     endpoint: ServiceEndpoint,
     (request, peer): (&'f EndpointRequest<'_>, IpAddr),
     body: EndpointBody<'f>,
-) -> Result<PendingAnswer<'f, S>, HttpError> {
+) -> Result<PendingAnswer<'f>, HttpError> {
     check_head(call, endpoint, (request, peer))?;
     match (endpoint, body) {
         (ServiceEndpoint::OpenApi, _) => Ok(HttpResponse::new("application/json", OPENAPI).into()),
@@ -148,7 +148,7 @@ async fn answer_message<S: Store + 'static>(
     endpoint: ServiceEndpoint,
     peer: IpAddr,
     body: EndpointBody<'_>,
-) -> Result<HttpAnswer<S>, HttpError> {
+) -> Result<HttpAnswer, HttpError> {
     let max = if endpoint == ServiceEndpoint::Check { MAX_BATCH_BODY } else { MAX_BODY };
     let body = body.read(max).await?;
     let answered = match endpoint {
@@ -165,7 +165,7 @@ async fn answer_message<S: Store + 'static>(
         }
         // They have no message.
         ServiceEndpoint::Authorize | ServiceEndpoint::OpenApi | ServiceEndpoint::Health => {
-            Err(HttpError::NoEndpoint)
+            Err(HttpError::NO_ENDPOINT)
         }
     };
     answered.map(HttpAnswer::from)
@@ -184,7 +184,7 @@ fn check_head<S: Store + 'static>(
     match endpoint {
         ServiceEndpoint::OpenApi | ServiceEndpoint::Health => Ok(()),
         ServiceEndpoint::Authorize if authorize::is_trusted(call, peer) => Ok(()),
-        ServiceEndpoint::Authorize => Err(HttpError::UntrustedPeer),
+        ServiceEndpoint::Authorize => Err(HttpError::UNTRUSTED_PEER),
         _ => {
             check_host(call, (request, peer))?;
             check_content_type(&request.headers)
@@ -229,16 +229,16 @@ fn check_host<S: Store + 'static>(
     // A request without a host is not from a browser.
     let authority = request.authority.map(str::as_bytes);
     let is_local = request.headers.values("host").chain(authority).all(is_local);
-    if is_local { Ok(()) } else { Err(HttpError::ForeignHost) }
+    if is_local { Ok(()) } else { Err(HttpError::FOREIGN_HOST) }
 }
 
 /// A web page can send a body without asking this server first only if it is not declared as JSON. So JSON must be declared:
 /// then a browser on this machine cannot be used to reset or to exhaust counters.
 fn check_content_type(headers: &RequestHeaders<'_>) -> Result<(), HttpError> {
-    let value = headers.single("content-type").ok_or(HttpError::MediaType)?;
+    let value = headers.single("content-type").ok_or(HttpError::MEDIA_TYPE)?;
     let media_type = value.split(|byte| *byte == b';').next().unwrap_or_default();
     let is_json = media_type.trim_ascii().eq_ignore_ascii_case(b"application/json");
-    if is_json { Ok(()) } else { Err(HttpError::MediaType) }
+    if is_json { Ok(()) } else { Err(HttpError::MEDIA_TYPE) }
 }
 
 /// Reads a message.

@@ -1,42 +1,29 @@
-//! The responses to requests that are not answered with a decision: the only place that chooses their status codes.
+//! The responses to requests that are not answered with a decision: the only place that chooses their status codes. Those that other
+//! interfaces have, too, are in the catalogue.
 
 use std::borrow::Cow;
 
 use http::StatusCode;
 use http::header::{ALLOW, HeaderValue, WWW_AUTHENTICATE};
-use tidegate_headers::{BodyStyle, ErrorBody, write_retry_after};
+use tidegate_headers::{BodyStyle, ErrorBody, Refusal};
 use tidegate_policy::{ActivePolicy, ClientNameError, RequestError};
 
 use super::response::HttpResponse;
 
-/// `Retry-After` of errors that are likely to be over soon.
-const RETRY_SECONDS: u64 = 1;
 /// How many rules of the policy an error about an unknown rule names.
 const LISTED_RULES: usize = 10;
 
 /// Why a request is not answered with a decision.
 #[derive(Debug)]
 pub(super) enum HttpError {
-    /// The path is not one of an endpoint.
-    NoEndpoint,
+    /// The same for all interfaces, or always the same.
+    Refused(&'static Refusal),
     /// The endpoint has other methods.
     Method { allowed: &'static str },
     /// The token is missing or wrong; the header has to contain it.
     Token { header: &'static str },
-    /// The peer may not describe the requests of others.
-    UntrustedPeer,
-    /// The host is a name that a web site may have given to this machine.
-    ForeignHost,
-    /// The body is not JSON.
-    MediaType,
     /// The body is longer than `max` bytes.
     TooLarge { max: usize },
-    /// The body did not arrive in time.
-    SlowBody,
-    /// The body is malformed or incomplete.
-    BadBody,
-    /// A header cannot be used.
-    BadHeader,
     /// The body is not valid JSON, or has unknown or missing fields.
     Json(serde_json::Error),
     /// The fields contradict each other, or a value is invalid.
@@ -49,16 +36,6 @@ pub(super) enum HttpError {
     NoRule { rule: String },
     /// The policy has no such rule, but these.
     NoRuleAmong { rule: String, names: String },
-    /// The reservation is unknown, committed or expired.
-    NoReservation,
-    /// Too many reservations are open.
-    TooManyReservations,
-    /// The client is banned.
-    Banned,
-    /// Too many requests are delayed.
-    TooManyDelayed,
-    /// The store returned no decision.
-    StoreUnavailable,
 }
 
 impl From<RequestError> for HttpError {
@@ -68,92 +45,103 @@ impl From<RequestError> for HttpError {
 }
 
 impl HttpError {
+    /// The path is not one of an endpoint.
+    pub(super) const NO_ENDPOINT: Self = Self::Refused(&Refusal::new(
+        StatusCode::NOT_FOUND,
+        "not_found",
+        "Unknown path. GET /openapi.json lists all paths.",
+    ));
+    /// The peer may not describe the requests of others.
+    pub(super) const UNTRUSTED_PEER: Self = Self::Refused(&Refusal::new(
+        StatusCode::FORBIDDEN,
+        "untrusted_peer",
+        "Only trusted proxies may ask about the requests of others. Add the address of this proxy to `service.trusted_peers`.",
+    ));
+    /// The host is a name that a web site may have given to this machine.
+    pub(super) const FOREIGN_HOST: Self = Self::Refused(&Refusal::new(
+        StatusCode::FORBIDDEN,
+        "foreign_host",
+        "Without a token, a request from this machine must name an address or `localhost` as its host. Use 127.0.0.1 or localhost \
+         in the URL, or configure a `token_file`.",
+    ));
+    /// The body is not JSON.
+    pub(super) const MEDIA_TYPE: Self = Self::Refused(&Refusal::new(
+        StatusCode::UNSUPPORTED_MEDIA_TYPE,
+        "unsupported_media_type",
+        "The body must be JSON. Send `Content-Type: application/json`.",
+    ));
+    /// The body did not arrive in time.
+    pub(super) const SLOW_BODY: Self = Self::Refused(&Refusal::BODY_TOO_SLOW);
+    /// The body is malformed or incomplete.
+    pub(super) const BAD_BODY: Self = Self::Refused(&Refusal::BAD_BODY);
+    /// A header cannot be used.
+    pub(super) const BAD_HEADER: Self = Self::Refused(&Refusal::new(
+        StatusCode::BAD_REQUEST,
+        "bad_header",
+        "A header is malformed or too long.",
+    ));
+    /// The reservation is unknown, committed or expired.
+    pub(super) const NO_RESERVATION: Self = Self::Refused(&Refusal::new(
+        StatusCode::NOT_FOUND,
+        "no_reservation",
+        "No such reservation. It is unknown here, was committed before, or has expired.",
+    ));
+    /// Too many reservations are open.
+    pub(super) const TOO_MANY_RESERVATIONS: Self = Self::Refused(&Refusal::unavailable(
+        "too_many_reservations",
+        "Too many open reservations. Commit them, or use a shorter `ttl`.",
+    ));
+    /// Too many requests are delayed.
+    pub(super) const TOO_MANY_WAITING: Self = Self::Refused(&Refusal::TOO_MANY_WAITING);
+    /// The store returned no decision.
+    pub(super) const STORE_UNAVAILABLE: Self = Self::Refused(&Refusal::STORE_UNAVAILABLE);
+
     pub(super) fn status(&self) -> StatusCode {
         match self {
-            Self::NoEndpoint | Self::NoRule { .. } | Self::NoRuleAmong { .. } | Self::NoReservation => {
-                StatusCode::NOT_FOUND
-            }
+            Self::Refused(refusal) => refusal.status,
+            Self::NoRule { .. } | Self::NoRuleAmong { .. } => StatusCode::NOT_FOUND,
             Self::Method { .. } => StatusCode::METHOD_NOT_ALLOWED,
             Self::Token { .. } => StatusCode::UNAUTHORIZED,
             Self::Request(error) => error.status(),
-            Self::UntrustedPeer | Self::ForeignHost | Self::Banned => StatusCode::FORBIDDEN,
-            Self::MediaType => StatusCode::UNSUPPORTED_MEDIA_TYPE,
-            Self::TooLarge { .. } => StatusCode::PAYLOAD_TOO_LARGE,
-            Self::SlowBody => StatusCode::REQUEST_TIMEOUT,
-            Self::BadBody | Self::BadHeader | Self::Json(_) | Self::Invalid(_) | Self::Client(_) => {
-                StatusCode::BAD_REQUEST
-            }
-            Self::TooManyReservations | Self::TooManyDelayed | Self::StoreUnavailable => {
-                StatusCode::SERVICE_UNAVAILABLE
-            }
+            Self::TooLarge { .. } => Refusal::BODY_TOO_LARGE.status,
+            Self::Json(_) | Self::Invalid(_) | Self::Client(_) => StatusCode::BAD_REQUEST,
         }
     }
 
     /// The code for logs and for bodies that are not problems.
     pub(super) fn code(&self) -> &'static str {
         match self {
-            Self::NoEndpoint => "not_found",
+            Self::Refused(refusal) => refusal.code,
             Self::Method { .. } => "method_not_allowed",
             Self::Token { .. } => "unauthorized",
             Self::Request(error) => error.code(),
-            Self::UntrustedPeer => "untrusted_peer",
-            Self::ForeignHost => "foreign_host",
-            Self::MediaType => "unsupported_media_type",
-            Self::TooLarge { .. } => "body_too_large",
-            Self::SlowBody => "body_too_slow",
-            Self::BadBody => "bad_body",
-            Self::BadHeader => "bad_header",
+            Self::TooLarge { .. } => Refusal::BODY_TOO_LARGE.code,
             Self::Json(error) if !error.is_data() => "bad_json",
             Self::Json(_) | Self::Invalid(_) | Self::Client(_) => "bad_request",
             Self::NoRule { .. } | Self::NoRuleAmong { .. } => "no_rule",
-            Self::NoReservation => "no_reservation",
-            Self::TooManyReservations => "too_many_reservations",
-            Self::Banned => "banned",
-            Self::TooManyDelayed => "too_many_waiting",
-            Self::StoreUnavailable => "store_unavailable",
         }
     }
 
-    fn message(&self) -> Cow<'_, str> {
-        let text = match self {
-            Self::NoEndpoint => "Unknown path. GET /openapi.json lists all paths.",
-            Self::Method { allowed } => return format!("Method not allowed. Use {allowed}.").into(),
+    /// Applies `read` to what the client is told.
+    fn describe<R>(&self, read: impl FnOnce(&ErrorBody<'_>) -> R) -> R {
+        let message = match self {
+            Self::Refused(refusal) => return read(&refusal.body(refusal.retry_after, None)),
+            Self::Method { allowed } => format!("Method not allowed. Use {allowed}."),
             Self::Token { header } => {
-                return format!("The token is missing or wrong. Send it in the header `{header}`.").into();
+                format!("The token is missing or wrong. Send it in the header `{header}`.")
             }
-            Self::UntrustedPeer => {
-                "Only trusted proxies may ask about the requests of others. Add the address of this proxy to \
-                 `service.trusted_peers`."
-            }
-            Self::ForeignHost => {
-                "Without a token, a request from this machine must name an address or `localhost` as its host. Use 127.0.0.1 or \
-                 localhost in the URL, or configure a `token_file`."
-            }
-            Self::MediaType => "The body must be JSON. Send `Content-Type: application/json`.",
-            Self::TooLarge { max } => {
-                return format!("The body is too large. Send at most {} KiB.", max >> 10).into();
-            }
-            Self::SlowBody => "The body was sent too slowly.",
-            Self::BadBody => "The body is malformed or incomplete.",
-            Self::BadHeader => "A header is malformed or too long.",
-            Self::Json(error) if error.is_data() => return format!("Invalid request: {error}.").into(),
-            Self::Json(error) => return format!("Invalid JSON: {error}.").into(),
-            Self::Invalid(what) => return format!("Invalid request: {what}.").into(),
-            Self::Client(error) => return format!("Invalid client: {error}.").into(),
-            Self::Request(error) => return error.message(),
-            Self::NoRule { rule } => return format!("The policy has no rate limit named `{rule}`.").into(),
+            Self::TooLarge { max } => format!("The body is too large. Send at most {} KiB.", max >> 10),
+            Self::Json(error) if error.is_data() => format!("Invalid request: {error}."),
+            Self::Json(error) => format!("Invalid JSON: {error}."),
+            Self::Invalid(what) => format!("Invalid request: {what}."),
+            Self::Client(error) => format!("Invalid client: {error}."),
+            Self::Request(error) => error.message().into_owned(),
+            Self::NoRule { rule } => format!("The policy has no rate limit named `{rule}`."),
             Self::NoRuleAmong { rule, names } => {
-                return format!("The policy has no rate limit named `{rule}`. It has {names}.").into();
+                format!("The policy has no rate limit named `{rule}`. It has {names}.")
             }
-            Self::NoReservation => {
-                "No such reservation. It is unknown here, was committed before, or has expired."
-            }
-            Self::TooManyReservations => "Too many open reservations. Commit them, or use a shorter `ttl`.",
-            Self::Banned => "Client is banned.",
-            Self::TooManyDelayed => "Too many delayed requests. Please retry later.",
-            Self::StoreUnavailable => "Rate limit store unavailable. Please retry later.",
         };
-        text.into()
+        read(&ErrorBody::new(self.status(), self.code(), &message))
     }
 
     /// Adds the names of the rules that a client may have meant.
@@ -175,29 +163,22 @@ impl HttpError {
 
     /// The error as JSON.
     pub(super) fn encode(&self, style: BodyStyle) -> Vec<u8> {
-        ErrorBody::new(self.status(), self.code(), &self.message()).encode(style)
+        self.describe(|body| body.encode(style))
     }
 
     /// The response, with a body in `style`.
     pub(super) fn into_response(self, style: BodyStyle) -> HttpResponse {
-        let mut response = HttpResponse::new(style.content_type(), self.encode(style));
-        response.status = self.status();
-        let headers = &mut response.headers;
-        match self {
-            Self::Method { allowed } => drop(headers.insert(ALLOW, HeaderValue::from_static(allowed))),
-            Self::Token { .. } => {
-                headers.insert(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
-            }
-            Self::Request(error) => {
-                if let Some(challenge) = error.challenge() {
-                    headers.insert(WWW_AUTHENTICATE, HeaderValue::from_static(challenge));
-                }
-            }
-            _ if response.status == StatusCode::SERVICE_UNAVAILABLE => {
-                write_retry_after(headers, RETRY_SECONDS);
-            }
-            _ => {}
-        }
+        let mut response = self.describe(|body| HttpResponse::error(body, style, &[]));
+        let (name, value) = match self {
+            Self::Method { allowed } => (ALLOW, allowed),
+            Self::Token { .. } => (WWW_AUTHENTICATE, "Bearer"),
+            Self::Request(error) => match error.challenge() {
+                Some(challenge) => (WWW_AUTHENTICATE, challenge),
+                None => return response,
+            },
+            _ => return response,
+        };
+        response.headers.insert(name, HeaderValue::from_static(value));
         response
     }
 }

@@ -57,8 +57,8 @@ impl<'h> OriginalRequest<'h> {
             if stated.add(&lower, value)? {
                 continue;
             }
-            let name = HeaderName::from_bytes(name.as_bytes()).map_err(|_| HttpError::BadHeader)?;
-            headers.append(name, HeaderValue::from_bytes(value).map_err(|_| HttpError::BadHeader)?);
+            let name = HeaderName::from_bytes(name.as_bytes()).map_err(|_| HttpError::BAD_HEADER)?;
+            headers.append(name, HeaderValue::from_bytes(value).map_err(|_| HttpError::BAD_HEADER)?);
         }
         let method = stated.method.value("x-original-method", "x-forwarded-method")?;
         let target = stated.target.value("x-original-uri", "x-forwarded-uri")?;
@@ -87,7 +87,7 @@ impl<'h> OriginalRequest<'h> {
     /// The request to be checked.
     pub(super) fn described(self) -> Result<DescribedRequest<'h>, HttpError> {
         let Self { method, target, host, peer, headers } = self;
-        let host = HeaderValue::from_bytes(host).map_err(|_| HttpError::BadHeader)?;
+        let host = HeaderValue::from_bytes(host).map_err(|_| HttpError::BAD_HEADER)?;
         Ok(DescribedRequest { method, host: Some(host), target, headers, peer })
     }
 }

@@ -7,32 +7,31 @@ use bytes::Bytes;
 use http::header::{CONTENT_LENGTH, CONTENT_TYPE, HeaderMap, HeaderValue};
 use http::{Response, StatusCode};
 use http_body_util::Full;
-use tidegate_headers::RateLimitHeaders;
-use tidegate_store::Store;
+use tidegate_headers::{BodyStyle, ErrorBody, HeaderStyle, RateLimitHeaders};
 
 use super::authorize::AnswerDelay;
 use super::error::HttpError;
 
 /// A response, and what happens before it is sent.
-pub(super) struct HttpAnswer<S: Store + 'static> {
+pub(super) struct HttpAnswer {
     pub(super) response: HttpResponse,
-    pub(super) delay: Option<Box<AnswerDelay<S>>>,
+    pub(super) delay: Option<Box<AnswerDelay>>,
 }
 
-impl<S: Store + 'static> From<HttpResponse> for HttpAnswer<S> {
+impl From<HttpResponse> for HttpAnswer {
     fn from(response: HttpResponse) -> Self {
         Self { response, delay: None }
     }
 }
 
 /// An answer that may have to be awaited.
-pub(super) enum PendingAnswer<'f, S: Store + 'static> {
-    Ready(HttpAnswer<S>),
-    Waiting(Pin<Box<dyn Future<Output = Result<HttpAnswer<S>, HttpError>> + 'f>>),
+pub(super) enum PendingAnswer<'f> {
+    Ready(HttpAnswer),
+    Waiting(Pin<Box<dyn Future<Output = Result<HttpAnswer, HttpError>> + 'f>>),
 }
 
-impl<S: Store + 'static> PendingAnswer<'_, S> {
-    pub(super) async fn wait(self) -> Result<HttpAnswer<S>, HttpError> {
+impl PendingAnswer<'_> {
+    pub(super) async fn wait(self) -> Result<HttpAnswer, HttpError> {
         match self {
             Self::Ready(answer) => Ok(answer),
             Self::Waiting(answer) => answer.await,
@@ -40,7 +39,7 @@ impl<S: Store + 'static> PendingAnswer<'_, S> {
     }
 }
 
-impl<S: Store + 'static> From<HttpResponse> for PendingAnswer<'_, S> {
+impl From<HttpResponse> for PendingAnswer<'_> {
     fn from(response: HttpResponse) -> Self {
         Self::Ready(response.into())
     }
@@ -73,6 +72,14 @@ impl HttpResponse {
             headers: HeaderMap::new(),
             body: Cow::Borrowed(b""),
         }
+    }
+
+    /// An error. `styles` are those of the headers that report limits.
+    pub(super) fn error(body: &ErrorBody<'_>, style: BodyStyle, styles: &[HeaderStyle]) -> Self {
+        let mut response = Self::new(style.content_type(), body.encode(style));
+        response.status = body.status;
+        body.write_retry_after(&mut response.headers, styles);
+        response
     }
 
     /// A decision.
@@ -137,6 +144,7 @@ fn write_header(output: &mut Vec<u8>, name: &str, value: &[u8]) {
 #[cfg(test)]
 mod tests {
     use http::header::ALLOW;
+    use tidegate_headers::write_retry_after;
 
     use super::*;
 
@@ -146,7 +154,7 @@ mod tests {
         response.status = StatusCode::METHOD_NOT_ALLOWED;
         response.headers.insert(ALLOW, HeaderValue::from_static("POST"));
         let mut limits = RateLimitHeaders::default();
-        limits.push_retry_after(7);
+        write_retry_after(&mut limits, 7, &[]);
         response.limits = Some(Box::new(limits));
         let mut output = b"before ".to_vec();
         response.write(b"Mon, 16 Nov 2026 10:00:00 GMT", true, &mut output);

@@ -1,7 +1,7 @@
 //! The replies to `TIDEGATE.CHECK` and `TIDEGATE.PEEK`.
 
 use tidegate_core::{TimeSpan, Timestamp};
-use tidegate_limiter::RulingReport;
+use tidegate_limiter::{RefuseReason, RefuseRuling, ReportedLimits, Ruling};
 
 use super::reply::{ReplyWriter, saturated};
 
@@ -17,40 +17,24 @@ pub(super) struct CheckReply {
 }
 
 impl CheckReply {
-    pub(super) fn admitted(report: &RulingReport<'_>, wait: TimeSpan) -> Self {
-        Self { wait: millis(wait), charged_at: report.at() + wait, ..Self::rejected(report, None).pass() }
-    }
-
-    /// The reply if no limit was checked at `now`: the client is banned, or with [`pass`](Self::pass), exempt.
-    pub(super) fn unlimited(now: Timestamp) -> Self {
-        Self {
-            is_admitted: false,
-            limit: -1,
-            remaining: -1,
-            retry_after: -1,
-            reset_after: -1,
-            wait: 0,
-            charged_at: now,
-        }
-    }
-
-    pub(super) fn pass(self) -> Self {
-        Self { is_admitted: true, ..self }
-    }
-
-    pub(super) fn rejected(report: &RulingReport<'_>, retry_after: Option<TimeSpan>) -> Self {
-        let limits = report.limits();
+    /// The reply to a ruling, whose report has these limits; `None` if the store returned no decision.
+    pub(super) fn new(ruling: &Ruling<'_>, limits: &ReportedLimits<'_>) -> Option<Self> {
+        let (retry_after, wait) = match ruling {
+            Ruling::Serve(serve) => (None, serve.delay),
+            Ruling::Refuse(RefuseRuling { reason: RefuseReason::StoreUnavailable, .. }) => return None,
+            Ruling::Refuse(refuse) => (refuse.retry_after, TimeSpan::ZERO),
+        };
         // Limits in shadow mode are not reported.
         let limit = limits.primary();
-        Self {
-            is_admitted: false,
+        Some(Self {
+            is_admitted: matches!(ruling, Ruling::Serve(_)),
             limit: limit.map_or(-1, |limit| saturated(limit.quota)),
             remaining: limit.map_or(-1, |limit| saturated(limit.remaining)),
-            retry_after: retry_after.map_or(-1, millis),
+            retry_after: retry_after.map_or(-1, |retry_after| millis(retry_after.wait)),
             reset_after: limit.map_or(-1, |limit| millis(limit.reset_after)),
-            wait: 0,
-            charged_at: report.at(),
-        }
+            wait: millis(wait),
+            charged_at: ruling.report().at() + wait,
+        })
     }
 
     /// The same array in both versions of the protocol: a program that unpacks it works whichever version its client selects.

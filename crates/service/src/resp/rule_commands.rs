@@ -5,10 +5,12 @@ use std::net::IpAddr;
 use smallvec::SmallVec;
 use thiserror::Error;
 use tidegate_core::{Cost, TimeSpan, Timestamp};
-use tidegate_limiter::{RuleCheck, RuleError, Ruling, RulingReport};
+use tidegate_limiter::{RuleCheck, RuleError, Ruling, UnknownRule};
 use tidegate_policy::{CounterScope, RuleClient, Scratch};
 use tidegate_store::{ClockReading, Store};
-use tidegate_telemetry::{CommandClient, CommandFailure, CommandRecord, DecisionKind, Protocol};
+use tidegate_telemetry::{
+    CommandClient, CommandFailure, CommandRecord, DecisionKind, DecisionSink, Protocol,
+};
 
 use super::check_reply::CheckReply;
 use super::frame::{Arguments, parse_integer};
@@ -46,10 +48,16 @@ impl From<RuleClientError> for RuleCommandError {
     }
 }
 
+impl From<UnknownRule> for RuleCommandError {
+    fn from(_: UnknownRule) -> Self {
+        Self::NoRule
+    }
+}
+
 impl From<RuleError> for RuleCommandError {
     fn from(error: RuleError) -> Self {
         match error {
-            RuleError::NoRule => Self::NoRule,
+            RuleError::NoRule(UnknownRule) => Self::NoRule,
             RuleError::Store(_) => Self::StoreFailed,
         }
     }
@@ -225,38 +233,19 @@ async fn check<'a, S: Store + 'static>(
     (start, scratch): (ClockReading, &'a mut Scratch),
     outcome: &mut CheckOutcome<'a>,
 ) -> Result<RuleReply, RuleCommandError> {
-    let ruling = worker.limiter.check_rule(&policy.active, parsed.check(), scratch, start.at).await;
     // Permits are released here: the end of the request is not known.
-    let reply = match ruling {
-        Ruling::Admitted(ruling) => {
-            outcome.record(worker, policy, (DecisionKind::Admitted, start), &ruling.report);
-            CheckReply::admitted(&ruling.report, ruling.delay)
-        }
-        Ruling::Rejected(ruling) => {
-            outcome.record(worker, policy, (DecisionKind::Rejected, start), &ruling.report);
-            outcome.retry_after = ruling.retry_after;
-            if let Some(counters) = worker.recorder(Protocol::Resp).counters() {
-                counters.record_rejection(&policy.counted, ruling.rule, ruling.report.client(), start.at);
-            }
-            CheckReply::rejected(&ruling.report, ruling.retry_after)
-        }
-        Ruling::StoreFailed(ruling) => {
-            outcome.record(worker, policy, (DecisionKind::StoreFailed, start), &ruling.report);
-            if ruling.is_binding {
-                return Err(RuleCommandError::StoreFailed);
-            }
-            CheckReply::admitted(&ruling.report, TimeSpan::ZERO)
-        }
-        Ruling::Banned => {
-            outcome.count(worker, (DecisionKind::Banned, start));
-            CheckReply::unlimited(start.at)
-        }
-        Ruling::Exempt(_) => {
-            outcome.count(worker, (DecisionKind::Exempt, start));
-            CheckReply::unlimited(start.at).pass()
-        }
-        Ruling::NoRule => return Err(RuleCommandError::NoRule),
-    };
+    let ruling = worker.limiter.check_rule(&policy.active, parsed.check(), scratch, start.at).await?;
+    let limits = ruling.report().limits();
+    let (metrics, clock) = (worker.recorder(Protocol::Resp).counters(), &**worker.limiter.clock());
+    let recorded = ruling.recorded(&limits);
+    let kind = recorded.kind;
+    let nanos = DecisionSink::Metrics { metrics, clock, start }.record(&policy.counted, recorded);
+    outcome.decision = nanos.map(|nanos| (kind, nanos));
+    outcome.limit = limits.primary().map(|limit| (limit.name, limit.quota, limit.remaining));
+    if let Ruling::Refuse(refuse) = &ruling {
+        outcome.retry_after = refuse.retry_after.map(|retry_after| retry_after.wait);
+    }
+    let reply = CheckReply::new(&ruling, &limits).ok_or(RuleCommandError::StoreFailed)?;
     Ok(RuleReply::Check(reply))
 }
 
@@ -266,15 +255,8 @@ async fn peek<S: Store + 'static>(
     now: Timestamp,
 ) -> Result<RuleReply, RuleCommandError> {
     let mut scratch = Scratch::default();
-    let reply = match worker.limiter.preview_rule(&policy.active, parsed.check(), &mut scratch, now).await {
-        Ruling::Admitted(ruling) => CheckReply::admitted(&ruling.report, ruling.delay),
-        Ruling::Rejected(ruling) => CheckReply::rejected(&ruling.report, ruling.retry_after),
-        Ruling::StoreFailed(ruling) if ruling.is_binding => return Err(RuleCommandError::StoreFailed),
-        Ruling::StoreFailed(ruling) => CheckReply::admitted(&ruling.report, TimeSpan::ZERO),
-        Ruling::Banned => CheckReply::unlimited(now),
-        Ruling::Exempt(_) => CheckReply::unlimited(now).pass(),
-        Ruling::NoRule => return Err(RuleCommandError::NoRule),
-    };
+    let ruling = worker.limiter.preview_rule(&policy.active, parsed.check(), &mut scratch, now).await?;
+    let reply = CheckReply::new(&ruling, &ruling.report().limits()).ok_or(RuleCommandError::StoreFailed)?;
     Ok(RuleReply::Check(reply))
 }
 
@@ -298,38 +280,4 @@ async fn reset<S: Store + 'static>(
 ) -> Result<RuleReply, RuleCommandError> {
     worker.limiter.reset_rule(&policy.active, (parsed.rule, parsed.client.key())).await?;
     Ok(RuleReply::Status("OK"))
-}
-
-impl<'a> CheckOutcome<'a> {
-    /// Counts a decision, and the rules in shadow mode that would have rejected it.
-    fn record<S: Store + 'static>(
-        &mut self,
-        worker: &ServiceWorker<S>,
-        policy: &ServedPolicy,
-        decision: (DecisionKind, ClockReading),
-        report: &RulingReport<'a>,
-    ) {
-        self.count(worker, decision);
-        if let Some(counters) = worker.recorder(Protocol::Resp).counters() {
-            for rule in report.shadow_rejections() {
-                counters.record_shadow_rejection(&policy.counted, rule);
-            }
-        }
-        if worker.recorder(Protocol::Resp).command_log().is_some() {
-            let limits = report.limits();
-            self.limit = limits.primary().map(|limit| (limit.name, limit.quota, limit.remaining));
-        }
-    }
-
-    fn count<S: Store + 'static>(
-        &mut self,
-        worker: &ServiceWorker<S>,
-        (kind, start): (DecisionKind, ClockReading),
-    ) {
-        if let Some(counters) = worker.recorder(Protocol::Resp).counters() {
-            let nanos = worker.limiter.clock().read().nanos_since(start);
-            counters.record_decision(kind, nanos);
-            self.decision = Some((kind, nanos));
-        }
-    }
 }

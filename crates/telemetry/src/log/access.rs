@@ -5,13 +5,13 @@ use std::fmt;
 use std::net::IpAddr;
 
 use opentelemetry::KeyValue;
-use tidegate_core::Timestamp;
+use tidegate_core::{DecisionKind, Timestamp};
 use tidegate_policy::ClientName;
 use tidegate_store::ClockReading;
 
 use super::json::JsonLine;
 use crate::command::CommandFailure;
-use crate::metrics::{AttemptResult, DecisionKind, Protocol};
+use crate::metrics::{AttemptResult, Protocol};
 use crate::trace::number;
 
 /// The properties of a request that are logged. They contain no secrets.

@@ -17,7 +17,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use crossbeam_utils::CachePadded;
-use tidegate_core::{RuleId, Timestamp};
+use tidegate_core::{DecisionKind, RuleId, Timestamp};
 use tidegate_policy::{EnvoyLimits, Plan};
 
 pub(crate) use counter::Counter;
@@ -32,36 +32,6 @@ pub use top_clients::MetricsReader;
 use top_clients::TopClients;
 use upstreams::Upstreams;
 pub use upstreams::{AttemptResult, UpstreamCounts};
-
-/// The decision about a request.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum DecisionKind {
-    /// The request is admitted.
-    Admitted,
-    /// A limit rejects the request.
-    Rejected,
-    /// The request is exempt from limits.
-    Exempt,
-    /// The client or its network is banned.
-    Banned,
-    /// The store failed, so there is no decision.
-    StoreFailed,
-}
-
-impl DecisionKind {
-    const ALL: [Self; 5] = [Self::Admitted, Self::Rejected, Self::Exempt, Self::Banned, Self::StoreFailed];
-
-    /// The name in metrics, logs and traces.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Admitted => "admitted",
-            Self::Rejected => "rejected",
-            Self::Exempt => "exempt",
-            Self::Banned => "banned",
-            Self::StoreFailed => "store_failed",
-        }
-    }
-}
 
 /// The classes of statuses, and clients that disconnected before the response.
 const RESPONSES: usize = 6;

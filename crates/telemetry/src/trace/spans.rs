@@ -3,12 +3,12 @@
 use opentelemetry::trace::{SpanContext, SpanId, SpanKind, Status, TraceFlags, TraceId, TraceState};
 use opentelemetry::{InstrumentationScope, KeyValue, Value};
 use opentelemetry_sdk::trace::{SpanData, SpanEvents, SpanLinks};
-use tidegate_core::{TimeSpan, Timestamp};
+use tidegate_core::{DecisionKind, TimeSpan, Timestamp};
 use tidegate_store::{ClockReading, to_system_time};
 
 use super::context::{TraceContext, span_id};
 use crate::log::{AccessEntry, AttemptEntry};
-use crate::metrics::{AttemptResult, DecisionKind};
+use crate::metrics::AttemptResult;
 
 /// Builds the spans of a request.
 #[derive(Debug)]

@@ -7,54 +7,29 @@ use std::sync::Arc;
 use http::request::Parts as RequestParts;
 use http::{Request, Response};
 use http_body::Body;
-use smallvec::SmallVec;
 use tidegate_core::TimeSpan;
-use tidegate_headers::{
-    BodyStyle, HeaderStyle, HeaderValueCache, HeaderWriter, RateLimitHeaders, ReportedLimit,
-    retry_after_seconds,
-};
-use tidegate_limiter::{
-    AdmittedRuling, FailedRuling, Limiter, RefundGuard, RejectedRuling, Reservations, Ruling, RulingReport,
-};
+use tidegate_headers::{HeaderValueCache, RateLimitHeaders, Refusal};
+use tidegate_limiter::{Charge, ChargeUse, Limiter, Ruling};
 use tidegate_policy::{ActivePolicy, HeaderTraits, ReadOptions, RequestError, RequestHead, Scratch};
 use tidegate_store::{Permit, Store};
 use tokio::time::sleep;
 
-use super::error::PolicyRejection;
-use crate::response::{policy_rejection_response, respond};
+use crate::response::{request_error_response, respond};
 
 /// A request that may be served, or the response to it.
-pub(super) type PolicyVerdict<B, T, D> = Result<(Request<B>, AdmittedCall<D>), Response<T>>;
+pub(super) type PolicyVerdict<B, T> = Result<(Request<B>, AdmittedCall), Response<T>>;
 
 /// What an admitted request holds until it has ended.
-pub(super) struct AdmittedCall<D: Store + 'static> {
+pub(super) struct AdmittedCall {
     /// The rate-limit headers of the response.
     pub(super) headers: RateLimitHeaders,
-    /// Charges that the response settles.
-    pub(super) reservations: Reservations,
+    /// Unserved until the service has the request. A client that disconnects later is not refunded.
+    pub(super) charge: Option<Charge>,
     _permits: Vec<Permit>,
-    refund: Option<RefundGuard<D>>,
 }
 
-impl<D: Store + 'static> AdmittedCall<D> {
-    fn unlimited(permits: Vec<Permit>) -> Self {
-        let (headers, reservations) = (RateLimitHeaders::default(), Reservations::default());
-        Self { headers, reservations, _permits: permits, refund: None }
-    }
-
-    /// Refunds the charge: the service never had the request.
-    pub(super) fn refund(&mut self) {
-        drop(self.refund.take());
-    }
-}
-
-impl<D: Store + 'static> Drop for AdmittedCall<D> {
-    /// A client that disconnects is not refunded: the service had the request.
-    fn drop(&mut self) {
-        if let Some(refund) = self.refund.take() {
-            refund.keep();
-        }
-    }
+thread_local! {
+    static CACHE: RefCell<HeaderValueCache> = RefCell::default();
 }
 
 /// Checks a request, and delays it if its limit requires that. Dropping the future during the delay refunds the charge.
@@ -62,53 +37,24 @@ pub(super) async fn check<B, T, D>(
     limiter: Arc<Limiter<D>>,
     request: Request<B>,
     peer: IpAddr,
-) -> PolicyVerdict<B, T, D>
+) -> PolicyVerdict<B, T>
 where
     B: Body,
     T: From<Vec<u8>>,
     D: Store + 'static,
 {
     let policy = limiter.policy();
-    let style = policy.matcher.plan().error_body;
     let (mut parts, body) = request.into_parts();
     let has_body = !body.is_end_stream();
     let admitted = decide(&limiter, &policy, (&mut parts, has_body), peer).await;
     match admitted {
         Ok((admitted, delay)) => {
             if !delay.is_zero() {
-                let mut admitted = DelayedCall(Some(admitted));
                 sleep(delay.into()).await;
-                return match admitted.0.take() {
-                    Some(admitted) => Ok((Request::from_parts(parts, body), admitted)),
-                    None => Err(policy_rejection_response(&PolicyRejection::NoDecision, style)),
-                };
             }
             Ok((Request::from_parts(parts, body), admitted))
         }
-        Err(Refusal::Error(error)) => Err(policy_rejection_response(&error, style)),
-        Err(Refusal::Limit(rejected)) => Err(rejected.map(T::from)),
-    }
-}
-
-/// A call that waits. Dropping it refunds the charge.
-struct DelayedCall<D: Store + 'static>(Option<AdmittedCall<D>>);
-
-impl<D: Store + 'static> Drop for DelayedCall<D> {
-    fn drop(&mut self) {
-        if let Some(admitted) = &mut self.0 {
-            admitted.refund();
-        }
-    }
-}
-
-enum Refusal {
-    Error(PolicyRejection),
-    Limit(Response<Vec<u8>>),
-}
-
-impl<E: Into<PolicyRejection>> From<E> for Refusal {
-    fn from(error: E) -> Self {
-        Self::Error(error.into())
+        Err(response) => Err(response.map(T::from)),
     }
 }
 
@@ -118,7 +64,7 @@ async fn decide<D: Store + 'static>(
     policy: &ActivePolicy,
     (parts, has_body): (&mut RequestParts, bool),
     peer: IpAddr,
-) -> Result<(AdmittedCall<D>, TimeSpan), Refusal> {
+) -> Result<(AdmittedCall, TimeSpan), Response<Vec<u8>>> {
     let traits = HeaderTraits::trim_and_scan(&mut parts.headers);
     let head = RequestHead {
         method: parts.method.as_str(),
@@ -131,75 +77,40 @@ async fn decide<D: Store + 'static>(
     // The service has its own routes.
     let options =
         ReadOptions { directory: policy.directory.as_deref(), needs_route: false, removes_headers: true };
-    let read = policy.matcher.read(head, options, || limiter.clock().now())?;
-    let rewritten = read.rewritten_uri()?;
     let plan = policy.matcher.plan();
+    let invalid = |error: RequestError| request_error_response(&error, plan.error_body);
+    let read = policy.matcher.read(head, options, || limiter.clock().now()).map_err(invalid)?;
+    let rewritten = read.rewritten_uri().map_err(invalid)?;
     let mut scratch = Scratch::default();
     let now = limiter.clock().now();
-    let (mut admitted, delay) = match limiter.check(policy, &read.facts(), &mut scratch, now).await {
-        Ruling::Admitted(AdmittedRuling { report, permits, reservations, delay }) => {
-            let headers = write_headers(&plan.headers, &report, None);
-            let refund = Some(limiter.refund_guard(&report));
-            (AdmittedCall { headers, reservations, _permits: permits, refund }, delay)
+    let mut ruling = limiter.check(policy, &read.facts(), &mut scratch, now).await;
+    let limits = ruling.report().limits();
+    let mut headers = RateLimitHeaders::default();
+    CACHE.with_borrow_mut(|cache| limits.write_headers(&plan.headers, cache, &mut headers));
+    let serve = match &mut ruling {
+        Ruling::Serve(serve) => serve,
+        Ruling::Refuse(refuse) => {
+            let style = plan.error_body;
+            let mut response = refuse.describe(&limits, style, |body| respond(body, style, &plan.headers));
+            headers.insert_into(response.headers_mut());
+            return Err(response);
         }
-        Ruling::Rejected(rejected) => {
-            return Err(Refusal::Limit(reject(&plan.headers, plan.error_body, &rejected)));
-        }
-        Ruling::Banned => return Err(PolicyRejection::Banned.into()),
-        Ruling::Exempt(_) => (AdmittedCall::unlimited(Vec::new()), TimeSpan::ZERO),
-        Ruling::StoreFailed(FailedRuling { permits, is_binding: false, .. }) => {
-            (AdmittedCall::unlimited(permits), TimeSpan::ZERO)
-        }
-        Ruling::StoreFailed(_) | Ruling::NoRule => return Err(PolicyRejection::NoDecision.into()),
     };
+    let charge = serve.charge(limiter, ChargeUse::Refundable);
+    let (delay, permits) = (serve.delay, std::mem::take(&mut serve.permits));
+    let mut admitted = AdmittedCall { headers, charge, _permits: permits };
     if let Some(error) = read.refused {
         // What was charged stays: a guess is counted as a request without a token or a key.
-        return Err(RequestError::Headers(*error).into());
+        admitted.charge.iter_mut().for_each(Charge::serve);
+        return Err(invalid(RequestError::Headers(*error)));
     }
     if let Some(uri) = rewritten {
         parts.uri = uri;
     }
     // A meter is open exactly if the cost depends on a length that the request does not state.
-    let meter = limiter.body_meter(&mut admitted.reservations);
+    let meter = admitted.charge.as_mut().and_then(Charge::meter);
     if meter.is_some() && has_body {
-        admitted.refund();
-        return Err(PolicyRejection::NoLength.into());
+        return Err(respond(&Refusal::LENGTH_REQUIRED.body(None, None), plan.error_body, &[]));
     }
     Ok((admitted, delay))
-}
-
-fn reject(styles: &[HeaderStyle], body: BodyStyle, rejected: &RejectedRuling<'_>) -> Response<Vec<u8>> {
-    let RejectedRuling { report, reason, retry_after, .. } = rejected;
-    let retry_after = retry_after.map(|wait| retry_after_seconds(wait, report.client()));
-    let limits = report.limits();
-    let violated: SmallVec<[&str; 4]> = report.violated().collect();
-    let Some(limit) = limits.primary() else {
-        return policy_rejection_response(&PolicyRejection::NoDecision, body);
-    };
-    let reported = ReportedLimit { at: report.at(), report: limit, violated: &violated };
-    let mut response = respond(&reason.error_body(retry_after, reported), body);
-    write_headers(styles, report, retry_after).insert_into(response.headers_mut());
-    response
-}
-
-fn write_headers(
-    styles: &[HeaderStyle],
-    report: &RulingReport<'_>,
-    retry_after: Option<u64>,
-) -> RateLimitHeaders {
-    thread_local! {
-        static CACHE: RefCell<HeaderValueCache> = RefCell::default();
-    }
-    let mut headers = RateLimitHeaders::default();
-    let limits = report.limits();
-    if let Some(primary) = limits.primary() {
-        CACHE.with_borrow_mut(|cache| {
-            let mut writer = HeaderWriter { styles, cache };
-            writer.write_limits(&mut headers, report.at(), primary, &limits);
-            if let Some(seconds) = retry_after {
-                writer.write_retry_after(&mut headers, seconds);
-            }
-        });
-    }
-    headers
 }

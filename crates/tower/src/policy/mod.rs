@@ -9,12 +9,10 @@
 //! A rule whose cost is the size of the body takes it from `Content-Length`; a request without it gets 411.
 
 mod check;
-mod error;
 mod future;
 mod layer;
 mod service;
 
-pub use error::PolicyRejection;
 pub use future::PolicyFuture;
 pub use layer::PolicyLayer;
 pub use service::PolicyService;

@@ -50,7 +50,7 @@ where
 {
     type Response = Response<T>;
     type Error = BoxError;
-    type Future = PolicyFuture<S, B, T, D>;
+    type Future = PolicyFuture<S, B, T>;
 
     fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), BoxError>> {
         self.inner.poll_ready(cx).map_err(Into::into)
@@ -62,6 +62,6 @@ where
         let clone = self.inner.clone();
         let ready = mem::replace(&mut self.inner, clone);
         let check = check(Arc::clone(&self.limiter), request, peer);
-        PolicyFuture::new(Box::pin(check), ready, Arc::clone(&self.limiter), self.mark.clone())
+        PolicyFuture::new(Box::pin(check), ready, self.mark.clone())
     }
 }

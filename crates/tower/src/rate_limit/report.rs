@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use smallvec::SmallVec;
-use tidegate_core::{Decision, LimitReport, Verdict};
-use tidegate_headers::retry_after_seconds;
+use tidegate_core::{Decision, LimitReport};
+use tidegate_headers::RetryAfter;
 
 use super::error::RateLimited;
 use super::handle::RateLimitRule;
@@ -41,10 +41,7 @@ impl<'a> RateLimitReport<'a> {
     pub(super) fn rejection(&self, client: &[u8]) -> Option<RateLimited> {
         let position = self.decision.rejected_by?;
         let (rule, outcome) = (self.rules.get(position)?, self.decision.outcomes.get(position)?);
-        let retry_after = match self.decision.verdict {
-            Verdict::NotUntil { retry_after } => Some(retry_after),
-            Verdict::Never | Verdict::Pass { .. } => None,
-        };
+        let retry_after = self.decision.verdict.retry_after();
         let rejecting =
             self.rules.iter().zip(&self.decision.outcomes).filter(|(_, outcome)| !outcome.verdict.is_pass());
         Some(RateLimited {
@@ -53,7 +50,7 @@ impl<'a> RateLimitReport<'a> {
             at: self.decision.at,
             violated: rejecting.map(|(rule, _)| Arc::clone(&rule.name)).collect(),
             report: rule.quota.report("", outcome),
-            retry_after_seconds: retry_after.map(|wait| retry_after_seconds(wait, client)),
+            retry_after_seconds: retry_after.map(|wait| RetryAfter::new(wait, client).seconds),
         })
     }
 }

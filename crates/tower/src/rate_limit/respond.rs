@@ -53,12 +53,12 @@ impl RespondHttp {
         Self { headers: headers.into_iter().collect(), body }
     }
 
-    pub(super) fn write<B>(
-        &self,
-        response: &mut Response<B>,
-        report: RateLimitReport<'_>,
-        retry_after: Option<u64>,
-    ) {
+    /// The styles of the headers.
+    pub(super) fn styles(&self) -> &[HeaderStyle] {
+        &self.headers
+    }
+
+    pub(super) fn write<B>(&self, response: &mut Response<B>, report: RateLimitReport<'_>) {
         thread_local! {
             static CACHE: RefCell<HeaderValueCache> = RefCell::default();
         }
@@ -71,9 +71,6 @@ impl RespondHttp {
         CACHE.with_borrow_mut(|cache| {
             let mut writer = HeaderWriter { styles: &self.headers, cache };
             writer.write_limits(&mut headers, report.decision.at, primary, &limits);
-            if let Some(seconds) = retry_after {
-                writer.write_retry_after(&mut headers, seconds);
-            }
         });
         headers.insert_into(response.headers_mut());
     }
@@ -91,13 +88,13 @@ impl<B: From<Vec<u8>>> RespondToLimit<Response<B>> for RespondHttp {
     fn complete(&self, response: &mut Response<B>, report: RateLimitReport<'_>) {
         // A service that limits requests itself knows better when to retry.
         if !is_rejected_by_upstream(response.status(), response.headers()) {
-            self.write(response, report, None);
+            self.write(response, report);
         }
     }
 
     fn reject(&self, rejection: RateLimited, report: RateLimitReport<'_>) -> Result<Response<B>, BoxError> {
-        let mut response = rate_limited_response(&rejection, self.body);
-        self.write(&mut response, report, rejection.retry_after_seconds());
+        let mut response = rate_limited_response(&rejection, self.body, &self.headers);
+        self.write(&mut response, report);
         Ok(response)
     }
 }

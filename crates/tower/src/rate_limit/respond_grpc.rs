@@ -25,13 +25,12 @@ impl RespondGrpc {
 impl<B: Default> RespondToLimit<Response<B>> for RespondGrpc {
     #[inline]
     fn complete(&self, response: &mut Response<B>, report: RateLimitReport<'_>) {
-        self.headers.write(response, report, None);
+        self.headers.write(response, report);
     }
 
     fn reject(&self, rejection: RateLimited, report: RateLimitReport<'_>) -> Result<Response<B>, BoxError> {
-        let seconds = rejection.retry_after_seconds();
-        let mut response = grpc_response(&rejection.into());
-        self.headers.write(&mut response, report, seconds);
+        let mut response = grpc_response(&rejection.into(), self.headers.styles());
+        self.headers.write(&mut response, report);
         Ok(response)
     }
 }

@@ -146,6 +146,26 @@ async fn policy_request_that_an_inner_layer_rejects_is_refunded() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn policy_request_with_an_open_charge_that_an_inner_layer_rejects_is_refunded_once() {
+    let policy = b"
+clients: { user: { header: X-User-Id } }
+rate_limits:
+  rules:
+    - { name: items, per: [ip], requests: 5, window: 60, algorithm: fixed_window, charge: { after: { status: [200] } } }
+";
+    let service = service_of(policy, &NoFiles);
+    let remaining = async || {
+        let response = service.clone().oneshot(request("/items", CLIENT)).await.unwrap();
+        response.headers()["x-ratelimit-remaining"].clone()
+    };
+    assert_eq!(remaining().await, "4");
+    assert_eq!(remaining().await, "3");
+    service.clone().oneshot(request("/full", CLIENT)).await.unwrap_err();
+    tokio::task::yield_now().await;
+    assert_eq!(remaining().await, "2", "what the other requests were charged stays");
+}
+
+#[tokio::test(start_paused = true)]
 async fn policy_handler_that_returns_the_rejection_of_its_dependency_is_charged() {
     let service = service();
     for _ in 0..3 {
@@ -218,7 +238,8 @@ async fn policy_counts_every_spelling_of_a_token_and_rejects_invalid_ones() {
 
 #[tokio::test(start_paused = true)]
 async fn policy_service_sees_the_host_that_was_matched() {
-    let active = ActivePolicy::new(compile("policy.yaml", POLICY, &NoFiles).unwrap().plan);
+    let policy = b"rate_limits: { default: { requests: 100, window: 60 } }";
+    let active = ActivePolicy::new(compile("policy.yaml", policy, &NoFiles).unwrap().plan);
     let store = Arc::new(MemoryStore::with_cap(1 << 20));
     let limiter = Arc::new(Limiter::new(active, store, TokioClock::shared()).unwrap());
     let layer = PolicyLayer::new(limiter, |_: &Request<RequestBody>| None);

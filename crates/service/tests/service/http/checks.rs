@@ -54,7 +54,7 @@ async fn check_charges_the_counter_of_the_gateway() {
     let now = service.clock.now();
     for expected in [true, false] {
         let ruling = service.limiter.check(&policy, &facts, &mut scratch, now).await;
-        assert_eq!(matches!(ruling, Ruling::Admitted(_)), expected, "{ruling:?}");
+        assert_eq!(matches!(ruling, Ruling::Serve(_)), expected, "{ruling:?}");
     }
 }
 

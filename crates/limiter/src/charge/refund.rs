@@ -1,15 +1,10 @@
-//! Refunds the charge of a request that was not served.
-
-use std::sync::Arc;
+//! Gives charges back to the store.
 
 use smallvec::SmallVec;
-use tidegate_core::{
-    Algorithm, Check, Cost, CounterKey, CounterState, Decision, Limit, Refund, RuleId, Timestamp,
-};
+use tidegate_core::{Algorithm, Check, Cost, CounterState, Decision, Refund, Timestamp};
 use tidegate_store::{Store, StoreError};
 
 use crate::limiter::SharedStore;
-use crate::report::RulingReport;
 
 impl<S: Store> SharedStore<S> {
     /// Refunds units of one charge. Returns false if its counter gave nothing back: it is a leaky bucket, an operator has replaced its
@@ -24,7 +19,7 @@ impl<S: Store> SharedStore<S> {
         is_uncertain: bool,
         now: Timestamp,
     ) -> Result<bool, StoreError> {
-        if refunds.first().is_some_and(|refund| self.resets.has_removed(refund)) {
+        if self.has_reset(refunds) {
             return Ok(false);
         }
         let is_asked = |refund: &Refund<'_>| {
@@ -44,11 +39,28 @@ impl<S: Store> SharedStore<S> {
         Ok(after.empty_at < before.empty_at || !is_bucket && after.remaining > before.remaining)
     }
 
+    /// Refunds units of one charge, without saying whether its counter gave them back.
+    pub(super) async fn refund_part(&self, refunds: &[Refund<'_>]) -> Result<(), StoreError> {
+        if self.has_reset(refunds) {
+            return Ok(());
+        }
+        self.store.refund(refunds, self.clock.now()).await
+    }
+
+    /// Whether the counter of a charge was reset after it.
+    fn has_reset(&self, refunds: &[Refund<'_>]) -> bool {
+        refunds.first().is_some_and(|refund| self.resets.has_removed(refund))
+    }
+
     /// Refunds all charges of a request, or none of them if one of its leaky buckets would give nothing back: otherwise a
     /// client could fill a bucket that others share, and have its own charge back.
     ///
     /// Like [`Self::refund_charge`], this is a best effort: another request can arrive before the refund.
-    async fn refund_request(&self, refunds: &[Refund<'_>], now: Timestamp) -> Result<(), StoreError> {
+    pub(super) async fn refund_request(
+        &self,
+        refunds: &[Refund<'_>],
+        now: Timestamp,
+    ) -> Result<(), StoreError> {
         let latest = latest_departures(refunds);
         if latest.is_empty() || are_last(&latest, &self.store.peek(&peeks(&latest), now).await?) {
             self.store.refund(refunds, now).await?;
@@ -57,7 +69,11 @@ impl<S: Store> SharedStore<S> {
     }
 
     /// Refunds like [`refund_request`](Self::refund_request), if the store need not be awaited.
-    fn try_refund_request(&self, refunds: &[Refund<'_>], now: Timestamp) -> Option<Result<(), StoreError>> {
+    pub(super) fn try_refund_request(
+        &self,
+        refunds: &[Refund<'_>],
+        now: Timestamp,
+    ) -> Option<Result<(), StoreError>> {
         let latest = latest_departures(refunds);
         if !latest.is_empty() {
             match self.store.try_peek(&peeks(&latest), now)? {
@@ -121,79 +137,4 @@ fn drained_by(&Refund { limit, cost, charged, .. }: &Refund<'_>) -> Option<Times
     let drained = charged + limit.evaluate(&alone, charged, Cost::ZERO).reset_after;
     limit.refund(&mut alone, charged, charged, cost);
     limit.is_fresh(&alone, charged).then_some(drained)
-}
-
-/// Refunds the charge of a request on drop: while the request is delayed, and if it is not served for a reason that is not
-/// the client's. Nothing is refunded if another request waits behind it in a leaky bucket.
-#[derive(Debug)]
-pub struct RefundGuard<S: Store + 'static> {
-    shared: Arc<SharedStore<S>>,
-    charges: Vec<PendingCharge>,
-}
-
-/// An owned refund.
-#[derive(Debug)]
-struct PendingCharge {
-    rule: RuleId,
-    client: Vec<u8>,
-    limit: Limit,
-    cost: Cost,
-    charged: Timestamp,
-}
-
-impl PendingCharge {
-    fn as_refund(&self) -> Refund<'_> {
-        let key = CounterKey::new(self.rule, &self.client);
-        Refund { key, limit: &self.limit, cost: self.cost, charged: self.charged }
-    }
-}
-
-impl<S: Store + 'static> RefundGuard<S> {
-    pub(crate) fn new(shared: &Arc<SharedStore<S>>, report: &RulingReport<'_>) -> Self {
-        let pending = |refund: &Refund<'_>| PendingCharge {
-            rule: refund.key.rule,
-            client: refund.key.client.to_vec(),
-            limit: *refund.limit,
-            cost: refund.cost,
-            charged: refund.charged,
-        };
-        let checks: Vec<_> = report.rules.checks().collect();
-        let charged = report.decision.iter().flat_map(|decision| decision.refunds(&checks));
-        Self { shared: Arc::clone(shared), charges: charged.map(|refund| pending(&refund)).collect() }
-    }
-
-    /// Adds the charges of a later decision. They are refunded first: a leaky bucket gives back only its last departure.
-    pub fn join(&mut self, later: Self) {
-        let mut later = later;
-        let earlier = std::mem::take(&mut self.charges);
-        self.charges.append(&mut later.charges);
-        self.charges.extend(earlier);
-    }
-
-    /// Keeps the charge: the request is served.
-    pub fn keep(mut self) {
-        self.charges.clear();
-    }
-}
-
-impl<S: Store + 'static> Drop for RefundGuard<S> {
-    fn drop(&mut self) {
-        let charges = std::mem::take(&mut self.charges);
-        if charges.is_empty() {
-            return;
-        }
-        let refunds: Vec<_> = charges.iter().map(PendingCharge::as_refund).collect();
-        // If the store fails, the charge stays: it rejects too much, never too little. Tried before this thread charges the next
-        // request: behind that one, a leaky bucket would give nothing back.
-        if self.shared.try_refund_request(&refunds, self.shared.clock.now()).is_some() {
-            return;
-        }
-        // Without a runtime the process is ending; the charge stays.
-        let Ok(runtime) = tokio::runtime::Handle::try_current() else { return };
-        let shared = Arc::clone(&self.shared);
-        runtime.spawn(async move {
-            let refunds: Vec<_> = charges.iter().map(PendingCharge::as_refund).collect();
-            let _ = shared.refund_request(&refunds, shared.clock.now()).await;
-        });
-    }
 }
