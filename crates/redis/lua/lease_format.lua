@@ -58,3 +58,14 @@ local function new_limit(kind, a, b, c, d)
   end
   return limit
 end
+
+-- The units of a grant. A first block is the node's fair share of what the nodes without a lease can get (`others` have
+-- one); later blocks follow its demand, at most half of what is left, so that blocks shrink near the limit.
+local function block_size(available, has_lease, others, want, least, nodes)
+  if not (available > 0 and available >= least) then
+    return 0
+  end
+  local parts = has_lease and math.min(nodes, 2) or math.max(nodes - others, 1)
+  local share = (available - math.fmod(available, parts)) / parts
+  return math.min(available, want, math.max(share, least, 1))
+end

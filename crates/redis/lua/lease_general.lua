@@ -362,20 +362,12 @@ local function settle(entry, record, op)
   return record
 end
 
--- A first block is the node's fair share of what the nodes without a lease can get; later blocks follow its demand, at most
--- half of what is left, so that blocks shrink near the limit.
 local function size_of_grant(entry, record, op, available)
-  if not (available > 0 and available >= op.least) or not record and #entry.records >= MAX_RECORDS then
+  if not record and #entry.records >= MAX_RECORDS then
     return 0
   end
-  local share
-  if record then
-    share = op.nodes > 1 and floor_div(available, 2) or available
-  else
-    local _, others = held_by_others(entry, op.node, entry.counters[1].limit.window)
-    share = floor_div(available, math.max(op.nodes - others, 1))
-  end
-  return math.min(available, op.want, math.max(share, op.least, 1))
+  local _, others = held_by_others(entry, op.node, entry.counters[1].limit.window)
+  return block_size(available, record ~= nil, others, op.want, op.least, op.nodes)
 end
 
 local function acquire(entry, op)

@@ -28,10 +28,7 @@ end
 
 -- The time until the fill level is at most `level`.
 local function until_at_most(limit, level, state, now)
-  local tick = state.tick + 1
-  if level >= state.part then
-    tick = state.tick - floor_div(level - state.part, limit.drain)
-  end
+  local tick = tick_at_most(limit.drain, state.tick, state.part, level)
   if tick <= floor_div(now, limit.tick) then
     return 0
   end

@@ -17,6 +17,7 @@ pub(super) const SOURCE: &str = concat!(
     include_str!("../../lua/format.lua"),
     "\nlocal function load_algorithm(kind)\n",
     include_str!("../../lua/exact.lua"),
+    include_str!("../../lua/formulas.lua"),
     "if kind == FIXED_WINDOW then\n",
     include_str!("../../lua/fixed_window.lua"),
     "return fixed_window\nelseif kind == SLIDING_COUNTER then\n",
