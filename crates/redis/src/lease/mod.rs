@@ -146,14 +146,18 @@ impl LeaseStore {
         report
     }
 
-    /// Asks Redis before the next decision on the counter with this central name: another node has reset or overridden it.
+    /// Asks Redis before the next decision on the counter with this central name: another node has reset or overridden it. Until
+    /// this node has released its units, they count for all nodes.
     pub(crate) fn invalidate(&self, name: &[u8]) {
+        let now = self.node.local_time(Timestamp::ZERO);
         for index in 0..self.node.table.len() {
             let Some(mut shard) = self.node.table.lock(index) else { continue };
-            shard.change_named(name, |slot| {
-                slot.block.forget();
-                slot.waiters.clear();
-            });
+            let mut release = None;
+            shard.change_named(name, |slot| release = self.node.forget(slot, now));
+            drop(shard);
+            if let Some(release) = release {
+                self.node.send(release, now);
+            }
         }
     }
 
@@ -238,12 +242,15 @@ impl LeaseStore {
         self.change(LeaseRequest { limit: Some(limit), ..self.node.bare_request(key, action) }, now).await
     }
 
-    fn forget(&self, key: CounterKey<'_>) {
+    /// Forgets a counter that this node has changed, and releases its units before anyone looks at it.
+    async fn forget(&self, key: CounterKey<'_>, now: Timestamp) {
         let hash = self.node.table.hash(key);
-        let Some(mut shard) = self.node.table.lock(LeaseTable::shard_index(hash)) else { return };
-        if let Some(slot) = shard.find(hash, key) {
-            slot.block.forget();
-            slot.waiters.clear();
+        let release = self.node.table.lock(LeaseTable::shard_index(hash)).and_then(|mut shard| {
+            let slot = shard.find(hash, key)?;
+            self.node.forget(slot, now)
+        });
+        if let Some(release) = release {
+            self.node.exchange_all(vec![release], now).await;
         }
     }
 }
@@ -308,7 +315,7 @@ impl Store for LeaseStore {
         let request = self.node.bare_request(key, LeaseAction::Reset);
         let now = self.node.local_time(Timestamp::ZERO);
         let result = self.change(request, now).await;
-        self.forget(key);
+        self.forget(key, now).await;
         result
     }
 
@@ -322,7 +329,7 @@ impl Store for LeaseStore {
         let limit = replacement.map(|replacement| replacement.limit);
         let request = LeaseRequest { limit, ..self.node.bare_request(key, LeaseAction::Override { until }) };
         let result = self.change(request, now).await;
-        self.forget(key);
+        self.forget(key, self.node.local_time(now)).await;
         result
     }
 }
