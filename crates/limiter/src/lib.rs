@@ -47,7 +47,6 @@ mod ban_list;
 mod concurrency;
 mod limiter;
 mod lockout;
-mod override_list;
 mod refund;
 mod report;
 mod reservation;

@@ -138,13 +138,7 @@ impl RuleReservation {
     /// Sets the final cost of the request. If the store fails, the charge stays.
     async fn commit<S: Store>(&self, shared: &SharedStore<S>, cost: Cost) -> Result<(), StoreError> {
         match cost.cmp(&self.cost) {
-            Ordering::Less => {
-                let refunds = self.refunds(cost);
-                if refunds.first().is_some_and(|refund| shared.resets.has_removed(refund)) {
-                    return Ok(());
-                }
-                shared.store.refund(&refunds, shared.clock.now()).await
-            }
+            Ordering::Less => shared.refund_charge(&self.refunds(cost), shared.clock.now()).await.map(drop),
             Ordering::Equal => Ok(()),
             Ordering::Greater => self.charge(shared, cost.get() - self.cost.get()).await,
         }
@@ -216,8 +210,8 @@ impl<S: Store + 'static> Limiter<S> {
 
     /// Sets the final cost of a reservation of the rule called `rule`, even if the returned future is dropped: less refunds the
     /// rest, more charges the difference, even into debt. If the store fails, the charge stays. Returns false if the rest should be
-    /// refunded and stays charged: because the limit has changed since or is overridden, because the counter was reset, or because
-    /// of a leaky bucket, which gives something back only while no later request waits.
+    /// refunded and the counter contains nothing of it any more: it has drained or its window has ended, the limit has changed
+    /// since or is overridden, the counter was reset, or it is a leaky bucket in which a later request waits.
     pub async fn commit_rule(
         &self,
         policy: &ActivePolicy,
@@ -229,10 +223,7 @@ impl<S: Store + 'static> Limiter<S> {
         let current = reservation.current_limit(policy, rule);
         let settling = tokio::spawn(async move {
             match cost.cmp(&reservation.cost) {
-                Ordering::Less => {
-                    let is_changed = current != Some(reservation.limit);
-                    shared.refund_charge(&reservation.refunds(cost), is_changed, shared.clock.now()).await
-                }
+                Ordering::Less => shared.refund_charge(&reservation.refunds(cost), shared.clock.now()).await,
                 Ordering::Equal => Ok(true),
                 Ordering::Greater => {
                     // Under the old limit, the counter would be moved back to it.

@@ -13,7 +13,8 @@
 --                                override (4): until (us, 0 for none) in `want`; `limit` is the replacement; with 1 in
 --                                `debt` it is set only if its limit is not in force
 --                                refund (5): node, when the units were spent (us) in `want`, units in `debt`; the reply
---                                has in place of the units that others hold those that they may have spent without a report
+--                                has in place of the units that others hold those that they may have spent without a
+--                                report, and in place of `available` whether the counter contained any: 1 or 0
 -- Reply    packed; for each operation '<Bdddddddddddd': status (0 done, 1 ignored: not the newest request of the node,
 --          2 the entry has a newer format, 3 the entry is malformed and only a reset changes it), now, epoch (0: no lease), granted, life (us), available, capacity,
 --          retry_after (us), reset_after (us), units that other nodes hold, and the state's three numbers with all leased units

@@ -66,13 +66,15 @@ end
 function sliding_counter.refund(limit, state, charged, now, cost)
   state = settle_windows(limit, state, now)
   local previous, current = state.previous, state.current
-  local window = floor_div(floor_div(charged, limit.tick), limit.length)
+  local window, units = floor_div(floor_div(charged, limit.tick), limit.length), 0
   if window == state.window then
-    current = math.max(current - cost, 0)
+    units = math.min(current, cost)
+    current = current - units
   elseif window + 1 == state.window then
-    previous = math.max(previous - cost, 0)
+    units = math.min(previous, cost)
+    previous = previous - units
   end
-  return { window = state.window, previous = previous, current = current }
+  return { window = state.window, previous = previous, current = current }, units > 0
 end
 
 function sliding_counter.rebase(new, old, state, now)

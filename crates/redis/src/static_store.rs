@@ -76,12 +76,13 @@ impl Store for StaticStore {
         self.memory.peek(&with_limits(checks, &limits, |key| key), now).await
     }
 
-    async fn refund(&self, refunds: &[Refund<'_>], now: Timestamp) -> Result<(), StoreError> {
+    async fn refund(&self, refunds: &[Refund<'_>], now: Timestamp) -> Result<bool, StoreError> {
+        let mut contained = false;
         for refund in refunds {
             let limit = self.share(refund.limit);
-            self.memory.refund(&[Refund { limit: &limit, ..*refund }], now).await?;
+            contained |= self.memory.refund(&[Refund { limit: &limit, ..*refund }], now).await?;
         }
-        Ok(())
+        Ok(contained)
     }
 
     async fn reset(&self, key: CounterKey<'_>) -> Result<(), StoreError> {

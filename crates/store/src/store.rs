@@ -55,12 +55,18 @@ pub trait Store: Send + Sync {
         now: Timestamp,
     ) -> impl Future<Output = Result<Decision, StoreError>> + Send;
 
-    /// Refunds what was charged for a request that was not served: see [`Decision::refunds`].
+    /// Refunds what was charged for a request that was not served: see [`Decision::refunds`]. Returns whether any counter
+    /// contained any of it; otherwise nothing has changed.
     fn refund(
         &self,
         refunds: &[Refund<'_>],
         now: Timestamp,
-    ) -> impl Future<Output = Result<(), StoreError>> + Send;
+    ) -> impl Future<Output = Result<bool, StoreError>> + Send;
+
+    /// The time that a charge under `rule` gets at `now` of the caller's clock: the store may have a clock of its own.
+    fn charge_time(&self, _rule: RuleId, now: Timestamp) -> Timestamp {
+        now
+    }
 
     /// Resets the counter of `key`; its override stays.
     fn reset(&self, key: CounterKey<'_>) -> impl Future<Output = Result<(), StoreError>> + Send;

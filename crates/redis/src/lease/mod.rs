@@ -41,7 +41,8 @@
 //!
 //! *Refunds.* Units that the node has not reported become spendable again. Of what was reported, Redis gives units back: from a
 //! bucket only what cannot have drained since the charge, so `B` falls by no more than `R` would; to a window only if the
-//! charge was made in it, and never units that are leased. A refund whose result is unknown is an error and not sent again.
+//! charge was made in it, and never units that are leased. What Redis lacks because another node has not reported it is given back
+//! when that node has. A refund whose result is unknown is an error and not sent again.
 //!
 //! *Two limits.* While some nodes have the old limit of a rule and some the new one, the entry has a counter for each, and
 //! every lease counts under both, so each node gets only what its limit admits on top of all leases. A lease ends with the
@@ -81,7 +82,6 @@ use std::sync::Arc;
 use smallvec::SmallVec;
 use tidegate_core::{Check, CounterKey, Decision, Refund, Timestamp, peek};
 use tidegate_store::{Clock, Override, Store, StoreError};
-use tokio::sync::oneshot;
 
 use crate::config::{RedisConfig, TimeSource};
 use crate::invalidation::InvalidationQueue;
@@ -90,6 +90,7 @@ use crate::nodes::NodeCount;
 use block::{ContactReason, LeaseBlock};
 use contact::{ContactFailure, LeaseNode};
 use decide::PeekLedger;
+pub(crate) use refund::LeaseRefund;
 pub use report::LeaseReport;
 pub(crate) use request::{LeaseAction, LeaseReply, LeaseRequest, LeaseStatus};
 use table::LeaseTable;
@@ -208,13 +209,8 @@ impl LeaseStore {
         }
     }
 
-    /// Starts a refund, which happens even if the returned receiver is dropped. Units of this node are given back at once;
-    /// `None` if there are no others.
-    pub(crate) fn start_refund(
-        &self,
-        refunds: &[Refund<'_>],
-        now: Timestamp,
-    ) -> Option<oneshot::Receiver<Result<(), StoreError>>> {
+    /// Starts a refund, which happens even if the result is dropped. Units of this node are given back at once.
+    pub(crate) fn start_refund(&self, refunds: &[Refund<'_>], now: Timestamp) -> LeaseRefund {
         self.node.start_refund(refunds, now)
     }
 
@@ -304,10 +300,10 @@ impl Store for LeaseStore {
         Ok(peek(checks, at, &PeekLedger { blocks, now: local }))
     }
 
-    async fn refund(&self, refunds: &[Refund<'_>], now: Timestamp) -> Result<(), StoreError> {
+    async fn refund(&self, refunds: &[Refund<'_>], now: Timestamp) -> Result<bool, StoreError> {
         match self.start_refund(refunds, now) {
-            Some(result) => result.await.unwrap_or_else(|_| Err(LinkError::Stopped.into())),
-            None => Ok(()),
+            LeaseRefund::Local(contained) => Ok(contained),
+            LeaseRefund::Remote(result) => result.await.unwrap_or_else(|_| Err(LinkError::Stopped.into())),
         }
     }
 

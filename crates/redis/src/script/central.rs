@@ -48,6 +48,7 @@ const WIDE: usize = 7;
 /// The bytes of the reply to an operation without outcomes.
 const DONE: u8 = 3;
 const NEWER_FORMAT: u8 = 4;
+const UNCHANGED: u8 = 5;
 
 pub(super) fn encode(operations: &[&Operation], now: Option<Timestamp>) -> Result<ScriptCall, StoreError> {
     let mut encoder = Encoder::default();
@@ -250,6 +251,7 @@ pub(super) fn decode(operations: &[&Operation], reply: &Value) -> Result<Vec<Ope
             | Operation::Override(..)
             | Operation::RestoreOverride(..) => match reader.byte()? {
                 DONE => OperationReply::Done(at),
+                UNCHANGED => OperationReply::Unchanged,
                 _ => return Err(protocol_error("unknown reply to an operation")),
             },
             Operation::Lease(_)
