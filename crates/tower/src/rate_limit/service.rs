@@ -78,7 +78,7 @@ impl<S, D, K, P> RateLimitService<S, D, K, P> {
                 let ready = self.take_ready();
                 let pending =
                     WaitingCall { respond: self.respond.clone(), mark: self.mark.clone(), ready, request };
-                return Box::pin(CallState::undecided(self.limiter.clone(), client, pending));
+                return Box::pin(CallState::undecided(self.limiter.clone(), client, Box::new(pending)));
             }
         };
         let verdict = decision.verdict();
@@ -88,7 +88,7 @@ impl<S, D, K, P> RateLimitService<S, D, K, P> {
             Verdict::Pass { wait } => {
                 let ready = self.take_ready();
                 let pending = WaitingCall { respond: self.respond.clone(), mark: None, ready, request };
-                CallState::delayed(wait, charge, pending)
+                CallState::delayed(wait, charge, Box::new(pending))
             }
             Verdict::NotUntil { .. } | Verdict::Never => CallState::rejected(charge.reject(&self.respond)),
         })
@@ -114,14 +114,18 @@ where
 
     #[inline]
     fn call(&mut self, request: R) -> Self::Future {
-        let charge = {
+        let (at, outcome) = {
             let key = self.client.client(&request);
             let mut prefix = [0; 8];
             let client = key.as_ref().map_or(&[][..], |key| key.bytes(&mut prefix));
+            if self.mark.is_some() {
+                // The charge may be refunded, so it is kept with its client. Below, the outcome is computed only if it is read.
+                let client = ClientBytes::from_slice(client);
+                return RateLimitFuture::stateful(self.call_otherwise(None, client, request));
+            }
             match self.limiter.decide_at_once(client) {
                 // Most requests are admitted at once.
-                (at, PromptDecision::Admitted(outcome)) => (P::COMPLETES || self.mark.is_some())
-                    .then(|| self.charge(ClientBytes::from_slice(client), KeptDecision::One { at, outcome })),
+                (at, PromptDecision::Admitted(outcome)) => (at, outcome),
                 (at, decision) => {
                     let decision = decision.outcome().map(|outcome| KeptDecision::One { at, outcome });
                     let client = ClientBytes::from_slice(client);
@@ -129,13 +133,14 @@ where
                 }
             }
         };
-        match charge {
-            Some(charge) => {
-                let respond = self.respond.clone();
-                let state = CallState::charged(charge, respond, &mut self.inner, request);
-                RateLimitFuture::stateful(Box::pin(state))
-            }
-            None => RateLimitFuture::direct(self.inner.call(request)),
+        // Nothing of the charge is refunded. If the service panics, it is kept, too.
+        let inner = self.inner.call(request);
+        if P::COMPLETES {
+            let charge = LimitCharge::kept(self.limiter.clone(), KeptDecision::One { at, outcome });
+            let respond = self.respond.clone();
+            RateLimitFuture::stateful(Box::pin(CallState::Admitted { inner, charge, respond }))
+        } else {
+            RateLimitFuture::direct(inner)
         }
     }
 }
