@@ -350,7 +350,7 @@ impl PooledConn {
         let Some(Conn::Http2(http2)) = &mut self.conn else { return Err(AttemptError::NotSent) };
         let head = request.http2(self.in_flight.server()).ok_or(SendError::Host)?;
         let profile = request.head_profile();
-        let mut body = self.upload.open().ok_or(SendError::NotRepeatable)?;
+        let body = self.upload.open().ok_or(SendError::NotRepeatable)?;
         if !profile.is_some_and(|profile| profile.announces_trailers) {
             body.drop_trailers();
         }
