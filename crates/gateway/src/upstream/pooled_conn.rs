@@ -163,6 +163,11 @@ impl Http2Conn {
         self.shared.unsent_bodies.are_stuck(|| clock.now(), |client, now| server.suspects.record(client, now))
     }
 
+    /// Whether it gets no more bodies.
+    pub(super) fn has_lost_window(&self) -> bool {
+        self.shared.unsent_bodies.have_lost_window()
+    }
+
     /// Whether requests with `owner` use it.
     pub(super) fn is_for(&self, owner: Option<ClientId>) -> bool {
         self.shared.owner == owner
