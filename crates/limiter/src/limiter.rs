@@ -70,6 +70,20 @@ enum Charging {
     Off,
 }
 
+/// What the store is asked about a request.
+enum StoreStep<'a> {
+    /// To decide the checks. The request has its permits.
+    Decide(AcquiredPermits),
+    /// To read the checks.
+    Peek,
+    /// Nothing: there are no checks.
+    Serve(AcquiredPermits),
+    /// To read the limits of a request that is refused. Boxed, because that is rare.
+    Refuse(Box<RulingReport<'a>>),
+    /// For permits that nodes share, before it decides.
+    AcquirePermits,
+}
+
 /// How a decision of the store was asked for.
 struct DecisionSetup {
     acquired: AcquiredPermits,
@@ -77,18 +91,10 @@ struct DecisionSetup {
     charging: Charging,
 }
 
-/// What the store is asked about a request.
-enum StoreStep<'a> {
-    /// To decide the checks. The request has its permits.
-    Decide(AcquiredPermits),
-    /// To read the limits, because nothing is charged.
-    Preview,
-    /// Nothing: there are no checks.
-    Serve(AcquiredPermits),
-    /// To read the limits of a request that is refused. Boxed, because that is rare.
-    Refuse(Box<RulingReport<'a>>),
-    /// For permits that nodes share, before it decides.
-    AcquirePermits,
+impl DecisionSetup {
+    fn peek(now: Timestamp) -> Self {
+        Self { acquired: AcquiredPermits::default(), now, charging: Charging::Off }
+    }
 }
 
 /// A policy whose limits the store can count. [`Limiter::activate`] applies it.
@@ -327,18 +333,17 @@ impl<S: Store + 'static> Limiter<S> {
             Ok(matched) => matched,
             Err(reason) => return skip(policy, reason, now),
         };
-        match self.decide_locally(policy, &matched, charging, now) {
+        match self.decide_locally(policy, &matched, now, charging) {
             StoreStep::Decide(acquired) => {
                 let decided = self.store().decide(matched.checks(), now).await;
                 self.conclude(policy, &matched, DecisionSetup { acquired, now, charging }, decided)
             }
-            StoreStep::Preview => {
-                let decided = Box::pin(self.store().peek(matched.checks(), now)).await;
-                let setup = DecisionSetup { acquired: AcquiredPermits::default(), now, charging };
-                self.conclude(policy, &matched, setup, decided)
-            }
             StoreStep::Serve(acquired) => serve(&matched, acquired, now, ServeReason::WithinLimits),
             // Boxed, so that the futures of other requests are small.
+            StoreStep::Peek => {
+                let peeked = Box::pin(self.store().peek(matched.checks(), now)).await;
+                self.conclude(policy, &matched, DecisionSetup::peek(now), peeked)
+            }
             StoreStep::Refuse(report) => Box::pin(self.refuse_uncharged(&matched, report)).await,
             StoreStep::AcquirePermits => {
                 Box::pin(self.decide_with_shared_permits(policy, &matched, now)).await
@@ -360,7 +365,7 @@ impl<S: Store + 'static> Limiter<S> {
             Err(reason) => return Some(skip(policy, reason, now)),
         };
         let charging = Charging::On;
-        match self.decide_locally(policy, &matched, charging, now) {
+        match self.decide_locally(policy, &matched, now, charging) {
             StoreStep::Decide(acquired) => {
                 let decided = self.store().try_decide(matched.checks(), now)?;
                 Some(self.conclude(policy, &matched, DecisionSetup { acquired, now, charging }, decided))
@@ -370,7 +375,7 @@ impl<S: Store + 'static> Limiter<S> {
                 let peeked = self.store().try_peek(matched.checks(), now)?;
                 Some(refuse_peeked(*report, peeked))
             }
-            StoreStep::Preview | StoreStep::AcquirePermits => None,
+            StoreStep::Peek | StoreStep::AcquirePermits => None,
         }
     }
 
@@ -380,8 +385,8 @@ impl<S: Store + 'static> Limiter<S> {
         &self,
         policy: &'a ActivePolicy,
         matched: &MatchedRequest<'a>,
-        charging: Charging,
         now: Timestamp,
+        charging: Charging,
     ) -> StoreStep<'a> {
         // A client that is locked out is not charged: its limits would be used up after the lock-out.
         if policy.matcher.has_penalties() {
@@ -392,7 +397,7 @@ impl<S: Store + 'static> Limiter<S> {
             }
         }
         if charging == Charging::Off {
-            return StoreStep::Preview;
+            return StoreStep::Peek;
         }
         if policy.matcher.has_shared_permits() {
             return StoreStep::AcquirePermits;

@@ -4,7 +4,7 @@ use std::cmp::Ordering;
 use std::pin::Pin;
 use std::sync::Arc;
 
-use tidegate_core::{Check, Cost, Limit, Role};
+use tidegate_core::{Check, Cost, Limit, Refund, Role};
 use tidegate_store::{Store, StoreError};
 
 use super::part::ChargedPart;
@@ -35,20 +35,14 @@ pub(super) trait ChargedStore: Send + Sync {
 
 impl<S: Store + 'static> ChargedStore for SharedStore<S> {
     fn refund(self: Arc<Self>, parts: Vec<ChargedPart>) {
-        let charged = parts.iter().filter(|part| part.cost != Cost::ZERO);
-        let refunds: Vec<_> = charged.map(ChargedPart::refund).collect();
         // If the store fails, the charge stays: it rejects too much, never too little. Tried before this thread charges the next
         // request: behind that one, a leaky bucket would give nothing back.
-        if self.try_refund_request(&refunds, self.clock.now()).is_some() {
+        if self.try_refund_request(&refunds(&parts), self.clock.now()).is_some() {
             return;
         }
         // Without a runtime the process is ending; the charge stays.
         let Ok(runtime) = tokio::runtime::Handle::try_current() else { return };
-        runtime.spawn(async move {
-            let charged = parts.iter().filter(|part| part.cost != Cost::ZERO);
-            let refunds: Vec<_> = charged.map(ChargedPart::refund).collect();
-            let _ = self.refund_request(&refunds, self.clock.now()).await;
-        });
+        runtime.spawn(async move { self.refund_request(&refunds(&parts), self.clock.now()).await });
     }
 
     fn settle(self: Arc<Self>, costs: Vec<(Cost, ChargedPart)>) -> SettlementTask<()> {
@@ -98,4 +92,9 @@ impl<S: Store> SharedStore<S> {
         let check = Check::new(part.counter.key(), limit).cost(more).role(Role::Overage);
         self.store.decide(&[check], self.clock.now()).await.map(drop)
     }
+}
+
+/// The refunds of everything that was charged.
+fn refunds(parts: &[ChargedPart]) -> Vec<Refund<'_>> {
+    parts.iter().filter(|part| part.cost != Cost::ZERO).map(ChargedPart::refund).collect()
 }
