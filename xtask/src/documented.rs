@@ -1,7 +1,7 @@
 //! The names on which operators rely (metrics, log events, error codes, alerts) are the same in the code, in docs/ and in
 //! contrib/.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::Path;
 
@@ -33,6 +33,10 @@ pub(crate) struct NamesInCode {
     metrics: Names,
     events: Names,
     gateway_errors: Names,
+    /// The entries of the catalogue of refusals and their codes.
+    refusals: BTreeMap<String, String>,
+    /// The entries that the gateway uses.
+    used_refusals: Names,
     admin_errors: Names,
 }
 
@@ -46,12 +50,23 @@ impl NamesInCode {
         // Other literals of such a statement are parts of messages: events have an underscore.
         self.events.extend(choices.flat_map(literals).filter(|name| name.contains('_')).map(str::to_owned));
         self.events.extend(EVENT_MARKERS.iter().flat_map(|marker| literals_after(text, marker)));
-        if ["crates/headers/src/rejection.rs", "crates/policy/src/request.rs"].contains(&path) {
+        if path == "crates/policy/src/request.rs" {
             self.gateway_errors.extend(literals_after(text, "=> "));
-        } else if path == "crates/gateway/src/error.rs" {
-            let tuples = text.split("(\"").skip(1).filter_map(|rest| rest.split_once("\", "));
-            self.gateway_errors
-                .extend(tuples.map(|(name, _)| name).filter(|name| is_name(name)).map(str::to_owned));
+        } else if path == "crates/headers/src/refusal.rs" {
+            let entries = text.split("pub const ").skip(1).filter_map(|entry| entry.split_once(": Self"));
+            let codes = entries.filter_map(|(name, entry)| Some((name, literals(entry).next()?)));
+            self.refusals.extend(codes.map(|(name, code)| (name.to_owned(), code.to_owned())));
+        } else if ["crates/gateway/src/error.rs", "crates/limiter/src/ruling.rs"].contains(&path) {
+            let entries = text.split("RefusalEntry::").skip(1);
+            for entry in entries.filter_map(|entry| entry.split(';').next()) {
+                let end = entry.find(|c: char| !c.is_ascii_alphanumeric() && c != '_').unwrap_or(entry.len());
+                match entry.get(..end) {
+                    Some("new" | "unavailable") => {
+                        self.gateway_errors.extend(literals(entry).next().map(str::to_owned));
+                    }
+                    name => self.used_refusals.extend(name.map(str::to_owned)),
+                }
+            }
         } else if path.starts_with("crates/admin/src/") {
             self.admin_errors.extend(ADMIN_ERRORS.iter().flat_map(|marker| literals_after(text, marker)));
         }
@@ -59,7 +74,9 @@ impl NamesInCode {
 
     /// Compares these names with the documentation.
     pub(crate) fn problems(&mut self) -> anyhow::Result<Vec<String>> {
-        // `rate_limit_exceeded` is an error code that looks like a metric.
+        let used = self.used_refusals.iter().filter_map(|name| self.refusals.get(name));
+        self.gateway_errors.extend(used.cloned());
+        // Error codes of interfaces, such as `rate_limit_exceeded`, can look like metrics.
         self.metrics.retain(|name| !self.gateway_errors.contains(name));
         let read =
             |path: &str| fs::read_to_string(root().join(path)).with_context(|| format!("cannot read {path}"));

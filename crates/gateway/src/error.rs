@@ -6,7 +6,7 @@ use http::header::{CONNECTION, CONTENT_LENGTH, CONTENT_TYPE, HeaderValue, WWW_AU
 use http::{HeaderMap, Response, StatusCode, Version};
 use http_body::Body;
 use tidegate_headers::{
-    BodyStyle, ErrorBody, Refusal, grpc_content_type, write_grpc_status, write_retry_after,
+    BodyStyle, ErrorBody, RefusalEntry, grpc_content_type, write_grpc_status, write_retry_after,
 };
 use tidegate_policy::{FallbackBody, FallbackPlan, RequestError};
 
@@ -92,28 +92,28 @@ impl From<RequestError> for ServeError {
 /// A request that the limiter refuses.
 #[derive(Debug)]
 pub(crate) struct RefusedRequest {
-    pub(crate) refusal: &'static Refusal,
+    pub(crate) refusal: &'static RefusalEntry,
     /// Seconds after which the request would be admitted; `None` if it never would.
     pub(crate) retry_after: Option<u64>,
     /// Encoded before, because it borrows the rule.
     pub(crate) body: Vec<u8>,
 }
 
-const BAD_HEAD: Refusal =
-    Refusal::new(StatusCode::BAD_REQUEST, "bad_request", "Invalid request line or header.");
-const HEAD_TOO_LARGE: Refusal = Refusal::new(
+const BAD_HEAD: RefusalEntry =
+    RefusalEntry::new(StatusCode::BAD_REQUEST, "bad_request", "Invalid request line or header.");
+const HEAD_TOO_LARGE: RefusalEntry = RefusalEntry::new(
     StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE,
     "head_too_large",
     "Request line and headers are too large.",
 );
-const URI_TOO_LONG: Refusal =
-    Refusal::new(StatusCode::URI_TOO_LONG, "uri_too_long", "Request URI is too long.");
-const NO_SERVER: Refusal = Refusal::unavailable("no_server", "No upstream available.");
-const UNREACHABLE: Refusal =
-    Refusal::new(StatusCode::BAD_GATEWAY, "upstream_unreachable", "Upstream is unreachable.");
-const UNTRUSTED: Refusal =
-    Refusal::new(StatusCode::BAD_GATEWAY, "upstream_untrusted", "Upstream certificate is not trusted.");
-const BAD_UPSTREAM_RESPONSE: Refusal = Refusal::new(
+const URI_TOO_LONG: RefusalEntry =
+    RefusalEntry::new(StatusCode::URI_TOO_LONG, "uri_too_long", "Request URI is too long.");
+const NO_SERVER: RefusalEntry = RefusalEntry::unavailable("no_server", "No upstream available.");
+const UNREACHABLE: RefusalEntry =
+    RefusalEntry::new(StatusCode::BAD_GATEWAY, "upstream_unreachable", "Upstream is unreachable.");
+const UNTRUSTED: RefusalEntry =
+    RefusalEntry::new(StatusCode::BAD_GATEWAY, "upstream_untrusted", "Upstream certificate is not trusted.");
+const BAD_UPSTREAM_RESPONSE: RefusalEntry = RefusalEntry::new(
     StatusCode::BAD_GATEWAY,
     "upstream_failed",
     "Upstream closed the connection or sent an invalid response.",
@@ -121,26 +121,26 @@ const BAD_UPSTREAM_RESPONSE: Refusal = Refusal::new(
 
 impl ServeError {
     /// What the client is told; an error of the policy if that says it.
-    fn refusal(&self) -> Result<&'static Refusal, &RequestError> {
+    fn refusal(&self) -> Result<&'static RefusalEntry, &RequestError> {
         Ok(match self {
             Self::Request(error) => return Err(error),
             Self::BadHead => &BAD_HEAD,
             Self::HeadTooLarge => &HEAD_TOO_LARGE,
             Self::UriTooLong => &URI_TOO_LONG,
-            Self::TooLarge => &Refusal::BODY_TOO_LARGE,
-            Self::SlowBody => &Refusal::BODY_TOO_SLOW,
-            Self::BadBody => &Refusal::BAD_BODY,
+            Self::TooLarge => &RefusalEntry::BODY_TOO_LARGE,
+            Self::SlowBody => &RefusalEntry::BODY_TOO_SLOW,
+            Self::BadBody => &RefusalEntry::BAD_BODY,
             Self::Refused(refused) => refused.refusal,
-            Self::TooManyWaiting => &Refusal::TOO_MANY_WAITING,
+            Self::TooManyWaiting => &RefusalEntry::TOO_MANY_WAITING,
             Self::NoServer => &NO_SERVER,
             Self::Unreachable => &UNREACHABLE,
             Self::Untrusted(_) => &UNTRUSTED,
             Self::BadUpstreamResponse => &BAD_UPSTREAM_RESPONSE,
-            Self::UpstreamTimeout => &Refusal::UPSTREAM_TIMEOUT,
-            Self::BreakerOpen(_) => &Refusal::BREAKER_OPEN,
-            Self::BulkheadFull => &Refusal::BULKHEAD_FULL,
-            Self::Overloaded => &Refusal::OVERLOADED,
-            Self::DeadlineExceeded => &Refusal::DEADLINE_EXCEEDED,
+            Self::UpstreamTimeout => &RefusalEntry::UPSTREAM_TIMEOUT,
+            Self::BreakerOpen(_) => &RefusalEntry::BREAKER_OPEN,
+            Self::BulkheadFull => &RefusalEntry::BULKHEAD_FULL,
+            Self::Overloaded => &RefusalEntry::OVERLOADED,
+            Self::DeadlineExceeded => &RefusalEntry::DEADLINE_EXCEEDED,
         })
     }
 

@@ -1,7 +1,7 @@
 //! Writes and parses rate-limit headers, `Retry-After` and error bodies.
 //!
 //! A server describes each limit as a [`LimitReport`](tidegate_core::LimitReport). [`HeaderWriter`] writes the reports in
-//! every [`HeaderStyle`], [`Refusal`] lists why requests are not served, [`ErrorBody`] writes the body of an error in every
+//! every [`HeaderStyle`], [`RefusalEntry`] lists why requests are not served, [`ErrorBody`] writes the body of an error in every
 //! [`BodyStyle`], and [`AdvertisedLimits`] parses the headers of other servers, [`RejectionBody`] their bodies. No other crate of the workspace names these headers.
 //!
 //! ```
@@ -56,7 +56,7 @@ pub use advertised::{AdvertisedLimit, AdvertisedLimits};
 pub use body::{ErrorBody, ProblemType, ReportedLimit};
 pub use grpc::{grpc_content_type, grpc_status, percent_encoded, write_grpc_status};
 pub use quota::Quota;
-pub use refusal::Refusal;
+pub use refusal::RefusalEntry;
 pub use rejection_body::RejectionBody;
 pub use retry_after::{HeaderTarget, RetryAfter, write_retry_after};
 pub use style::{BodyStyle, HeaderStyle};

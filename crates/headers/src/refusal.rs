@@ -1,7 +1,7 @@
 //! The catalogue of refusals: what clients are told about requests that are not served.
 //!
 //! Every refusal that more than one interface can report is here, so that all of them report it alike. A crate that has
-//! refusals of its own makes them with [`Refusal::new`].
+//! refusals of its own makes them with [`RefusalEntry::new`].
 
 use http::StatusCode;
 
@@ -12,7 +12,7 @@ const SOON: u64 = 1;
 
 /// Why a request is not served: status, code and message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Refusal {
+pub struct RefusalEntry {
     /// The status of the response. That of a gRPC call corresponds to it.
     pub status: StatusCode,
     /// The code for programs, in flat bodies, logs and traces: letters and underscores.
@@ -41,7 +41,7 @@ const ABNORMAL_USAGE: ProblemType = ProblemType {
 
 const COST_EXCEEDS_LIMIT: &str = "Request cost exceeds the limit. Retrying will not help.";
 
-impl Refusal {
+impl RefusalEntry {
     /// A rate limit is exceeded.
     pub const RATE_LIMIT_EXCEEDED: Self = Self {
         nested_code: Some("RATE_LIMITED"),

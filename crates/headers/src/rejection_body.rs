@@ -53,7 +53,7 @@ mod tests {
     use tidegate_core::{LimitReport, LimitUnit, Timestamp};
 
     use super::*;
-    use crate::{BodyStyle, Refusal, ReportedLimit};
+    use crate::{BodyStyle, RefusalEntry, ReportedLimit};
 
     #[test]
     fn rejection_body_of_each_style_names_the_policy() {
@@ -68,7 +68,7 @@ mod tests {
         };
         let limit = ReportedLimit { at: Timestamp::ZERO, report: &report, violated: &[report.name] };
         for style in [BodyStyle::Flat, BodyStyle::Nested, BodyStyle::Problem] {
-            let body = Refusal::RATE_LIMIT_EXCEEDED.body(Some(7), Some(limit)).encode(style);
+            let body = RefusalEntry::RATE_LIMIT_EXCEEDED.body(Some(7), Some(limit)).encode(style);
             let expected = RejectionBody {
                 policy: Some(report.name.to_owned()),
                 limit: Some(30),

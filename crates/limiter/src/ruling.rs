@@ -5,7 +5,7 @@
 
 use smallvec::SmallVec;
 use tidegate_core::{DecisionKind, RecordedDecision, RuleId, TimeSpan};
-use tidegate_headers::{BodyStyle, ErrorBody, Refusal, ReportedLimit, RetryAfter};
+use tidegate_headers::{BodyStyle, ErrorBody, RefusalEntry, ReportedLimit, RetryAfter};
 use tidegate_policy::Exemption;
 use tidegate_store::{Permit, Store};
 
@@ -141,13 +141,13 @@ impl RefuseReason {
     }
 
     /// What the client is told.
-    pub const fn refusal(self) -> &'static Refusal {
+    pub const fn refusal(self) -> &'static RefusalEntry {
         match self {
-            Self::Limit => &Refusal::RATE_LIMIT_EXCEEDED,
-            Self::LockOut => &Refusal::LOCKED_OUT,
-            Self::Concurrency => &Refusal::CONCURRENCY_EXCEEDED,
-            Self::Banned => &Refusal::BANNED,
-            Self::StoreUnavailable => &Refusal::STORE_UNAVAILABLE,
+            Self::Limit => &RefusalEntry::RATE_LIMIT_EXCEEDED,
+            Self::LockOut => &RefusalEntry::LOCKED_OUT,
+            Self::Concurrency => &RefusalEntry::CONCURRENCY_EXCEEDED,
+            Self::Banned => &RefusalEntry::BANNED,
+            Self::StoreUnavailable => &RefusalEntry::STORE_UNAVAILABLE,
         }
     }
 }

@@ -2,12 +2,12 @@
 
 use http::header::CONTENT_TYPE;
 use http::{HeaderValue, Response, StatusCode};
-use tidegate_headers::{BodyStyle, ErrorBody, HeaderStyle, Refusal};
+use tidegate_headers::{BodyStyle, ErrorBody, HeaderStyle, RefusalEntry};
 
 use crate::error::{BoxError, find_cause};
 
-const INTERNAL_ERROR: Refusal =
-    Refusal::new(StatusCode::INTERNAL_SERVER_ERROR, "internal_error", "Internal error.");
+const INTERNAL_ERROR: RefusalEntry =
+    RefusalEntry::new(StatusCode::INTERNAL_SERVER_ERROR, "internal_error", "Internal error.");
 
 /// The response to an error of a layer: 503, 504 or 429 with `Retry-After`; 500 for an error that no layer caused.
 ///
@@ -62,7 +62,7 @@ pub(crate) fn rate_limited_response<B: From<Vec<u8>>>(
     let report = limited.limit();
     let violated: SmallVec<[&str; 4]> = limited.violated().collect();
     let reported = ReportedLimit { at: limited.at, report: &report, violated: &violated };
-    let body = Refusal::RATE_LIMIT_EXCEEDED.body(limited.retry_after_seconds(), Some(reported));
+    let body = RefusalEntry::RATE_LIMIT_EXCEEDED.body(limited.retry_after_seconds(), Some(reported));
     respond(&body, style, styles)
 }
 
@@ -94,44 +94,44 @@ pub(crate) fn request_error_response<B: From<Vec<u8>>>(
 }
 
 /// What the client is told about an error, and after how many seconds it may retry.
-pub(crate) fn describe(error: &BoxError) -> (&'static Refusal, Option<u64>) {
+pub(crate) fn describe(error: &BoxError) -> (&'static RefusalEntry, Option<u64>) {
     #[cfg(feature = "rate_limit")]
     if let Some(limited) = find_cause::<crate::rate_limit::RateLimited>(error) {
-        return (&Refusal::RATE_LIMIT_EXCEEDED, limited.retry_after_seconds());
+        return (&RefusalEntry::RATE_LIMIT_EXCEEDED, limited.retry_after_seconds());
     }
     #[cfg(feature = "breaker")]
     if let Some(open) = find_cause::<crate::breaker::BreakerOpen>(error) {
         let seconds = open.retry_after.map(|wait| wait.as_secs_ceil().max(1));
-        return (&Refusal::BREAKER_OPEN, seconds.or(Refusal::BREAKER_OPEN.retry_after));
+        return (&RefusalEntry::BREAKER_OPEN, seconds.or(RefusalEntry::BREAKER_OPEN.retry_after));
     }
     let refusal = describe_simple(error);
     (refusal, refusal.retry_after)
 }
 
 /// The same for errors about which nothing else is known.
-fn describe_simple(error: &BoxError) -> &'static Refusal {
+fn describe_simple(error: &BoxError) -> &'static RefusalEntry {
     #[cfg(feature = "bulkhead")]
     if find_cause::<crate::bulkhead::BulkheadFull>(error).is_some() {
-        return &Refusal::BULKHEAD_FULL;
+        return &RefusalEntry::BULKHEAD_FULL;
     }
     #[cfg(feature = "thread_pool")]
     if find_cause::<crate::thread_pool::ThreadPoolFull>(error).is_some() {
-        return &Refusal::THREAD_POOL_FULL;
+        return &RefusalEntry::THREAD_POOL_FULL;
     }
     #[cfg(feature = "load_shed")]
     if find_cause::<crate::load_shed::Overload>(error).is_some() {
-        return &Refusal::OVERLOADED;
+        return &RefusalEntry::OVERLOADED;
     }
     #[cfg(feature = "deadline")]
     if find_cause::<crate::deadline::DeadlineExceeded>(error).is_some() {
-        return &Refusal::DEADLINE_EXCEEDED;
+        return &RefusalEntry::DEADLINE_EXCEEDED;
     }
     #[cfg(feature = "timeout")]
     if find_cause::<crate::timeout::AttemptTimeout>(error).is_some() {
-        return &Refusal::UPSTREAM_TIMEOUT;
+        return &RefusalEntry::UPSTREAM_TIMEOUT;
     }
     if find_cause::<tidegate_store::StoreError>(error).is_some() {
-        return &Refusal::STORE_UNAVAILABLE;
+        return &RefusalEntry::STORE_UNAVAILABLE;
     }
     &INTERNAL_ERROR
 }

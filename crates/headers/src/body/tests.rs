@@ -1,7 +1,7 @@
 use tidegate_core::{LimitUnit, TimeSpan};
 
 use super::*;
-use crate::refusal::Refusal;
+use crate::refusal::RefusalEntry;
 
 const AT: Timestamp = Timestamp::from_secs(1_705_334_370);
 
@@ -26,7 +26,7 @@ fn assert_bodies(body: &ErrorBody<'_>, [flat, nested, problem]: [&str; 3]) {
 #[test]
 fn error_body_rejected_by_limit_has_expected_bytes() {
     let limit = ReportedLimit { at: AT, report: &REJECTING, violated: &["default", "tier \"x\""] };
-    let body = Refusal::RATE_LIMIT_EXCEEDED.body(Some(30), Some(limit));
+    let body = RefusalEntry::RATE_LIMIT_EXCEEDED.body(Some(30), Some(limit));
     assert_bodies(
         &body,
         [
@@ -40,7 +40,7 @@ fn error_body_rejected_by_limit_has_expected_bytes() {
 #[test]
 fn error_body_locked_out_has_expected_bytes() {
     let limit = ReportedLimit { at: AT, report: &REJECTING, violated: &["default"] };
-    let body = Refusal::LOCKED_OUT.body(Some(1), Some(limit));
+    let body = RefusalEntry::LOCKED_OUT.body(Some(1), Some(limit));
     assert_bodies(
         &body,
         [
@@ -55,7 +55,7 @@ fn error_body_locked_out_has_expected_bytes() {
 fn error_body_concurrency_exceeded_has_expected_bytes() {
     let report = LimitReport::exhausted_concurrency("exports", 2);
     let limit = ReportedLimit { at: AT, report: &report, violated: &["exports"] };
-    let body = Refusal::CONCURRENCY_EXCEEDED.body(Some(1), Some(limit));
+    let body = RefusalEntry::CONCURRENCY_EXCEEDED.body(Some(1), Some(limit));
     assert_bodies(
         &body,
         [
@@ -77,7 +77,7 @@ fn error_body_cost_above_limit_has_expected_bytes() {
         ..REJECTING
     };
     let limit = ReportedLimit { at: AT, report: &report, violated: &["a \"b\" ü"] };
-    let body = Refusal::RATE_LIMIT_EXCEEDED.body(None, Some(limit));
+    let body = RefusalEntry::RATE_LIMIT_EXCEEDED.body(None, Some(limit));
     assert_bodies(
         &body,
         [
@@ -117,19 +117,19 @@ fn error_body_other_statuses_have_expected_bytes() {
 #[test]
 fn refusal_message_with_retry_after_states_the_time() {
     assert_eq!(
-        Refusal::RATE_LIMIT_EXCEEDED.body(Some(30), None).full_message(),
+        RefusalEntry::RATE_LIMIT_EXCEEDED.body(Some(30), None).full_message(),
         "Too many requests. Please retry after 30 seconds."
     );
     assert_eq!(
-        Refusal::CONCURRENCY_EXCEEDED.body(Some(1), None).full_message(),
+        RefusalEntry::CONCURRENCY_EXCEEDED.body(Some(1), None).full_message(),
         "Too many concurrent requests. Please retry after 1 second."
     );
     assert_eq!(
-        Refusal::RATE_LIMIT_EXCEEDED.body(None, None).full_message(),
+        RefusalEntry::RATE_LIMIT_EXCEEDED.body(None, None).full_message(),
         "Request cost exceeds the limit. Retrying will not help."
     );
     assert_eq!(
-        Refusal::LOCKED_OUT.body(None, None).full_message(),
+        RefusalEntry::LOCKED_OUT.body(None, None).full_message(),
         "Client is locked out after too many rejected requests."
     );
 }

@@ -4,7 +4,7 @@ use std::borrow::Cow;
 
 use http::header::{CONTENT_TYPE, HeaderName, HeaderValue};
 use http::{HeaderMap, Response};
-use tidegate_headers::{Refusal, percent_encoded};
+use tidegate_headers::{RefusalEntry, percent_encoded};
 
 pub(super) const GRPC: HeaderValue = HeaderValue::from_static("application/grpc");
 const STATUS: HeaderName = HeaderName::from_static("grpc-status");
@@ -46,7 +46,7 @@ impl GrpcError {
 
     /// The store returned no decision.
     pub(crate) fn store_unavailable() -> Self {
-        Self::new(GrpcCode::Unavailable, Refusal::STORE_UNAVAILABLE.body(None, None).message)
+        Self::new(GrpcCode::Unavailable, RefusalEntry::STORE_UNAVAILABLE.body(None, None).message)
     }
 
     /// The HTTP status with which metrics and logs record the call.

@@ -5,7 +5,7 @@ use std::borrow::Cow;
 
 use http::StatusCode;
 use http::header::{ALLOW, HeaderValue, WWW_AUTHENTICATE};
-use tidegate_headers::{BodyStyle, ErrorBody, Refusal};
+use tidegate_headers::{BodyStyle, ErrorBody, RefusalEntry};
 use tidegate_policy::{ActivePolicy, ClientNameError, RequestError};
 
 use super::response::HttpResponse;
@@ -17,7 +17,7 @@ const LISTED_RULES: usize = 10;
 #[derive(Debug)]
 pub(super) enum HttpError {
     /// The same for all interfaces, or always the same.
-    Refused(&'static Refusal),
+    Refused(&'static RefusalEntry),
     /// The endpoint has other methods.
     Method { allowed: &'static str },
     /// The token is missing or wrong; the header has to contain it.
@@ -46,55 +46,55 @@ impl From<RequestError> for HttpError {
 
 impl HttpError {
     /// The path is not one of an endpoint.
-    pub(super) const NO_ENDPOINT: Self = Self::Refused(&Refusal::new(
+    pub(super) const NO_ENDPOINT: Self = Self::Refused(&RefusalEntry::new(
         StatusCode::NOT_FOUND,
         "not_found",
         "Unknown path. GET /openapi.json lists all paths.",
     ));
     /// The peer may not describe the requests of others.
-    pub(super) const UNTRUSTED_PEER: Self = Self::Refused(&Refusal::new(
+    pub(super) const UNTRUSTED_PEER: Self = Self::Refused(&RefusalEntry::new(
         StatusCode::FORBIDDEN,
         "untrusted_peer",
         "Only trusted proxies may ask about the requests of others. Add the address of this proxy to `service.trusted_peers`.",
     ));
     /// The host is a name that a web site may have given to this machine.
-    pub(super) const FOREIGN_HOST: Self = Self::Refused(&Refusal::new(
+    pub(super) const FOREIGN_HOST: Self = Self::Refused(&RefusalEntry::new(
         StatusCode::FORBIDDEN,
         "foreign_host",
         "Without a token, a request from this machine must name an address or `localhost` as its host. Use 127.0.0.1 or localhost \
          in the URL, or configure a `token_file`.",
     ));
     /// The body is not JSON.
-    pub(super) const MEDIA_TYPE: Self = Self::Refused(&Refusal::new(
+    pub(super) const MEDIA_TYPE: Self = Self::Refused(&RefusalEntry::new(
         StatusCode::UNSUPPORTED_MEDIA_TYPE,
         "unsupported_media_type",
         "The body must be JSON. Send `Content-Type: application/json`.",
     ));
     /// The body did not arrive in time.
-    pub(super) const SLOW_BODY: Self = Self::Refused(&Refusal::BODY_TOO_SLOW);
+    pub(super) const SLOW_BODY: Self = Self::Refused(&RefusalEntry::BODY_TOO_SLOW);
     /// The body is malformed or incomplete.
-    pub(super) const BAD_BODY: Self = Self::Refused(&Refusal::BAD_BODY);
+    pub(super) const BAD_BODY: Self = Self::Refused(&RefusalEntry::BAD_BODY);
     /// A header cannot be used.
-    pub(super) const BAD_HEADER: Self = Self::Refused(&Refusal::new(
+    pub(super) const BAD_HEADER: Self = Self::Refused(&RefusalEntry::new(
         StatusCode::BAD_REQUEST,
         "bad_header",
         "A header is malformed or too long.",
     ));
     /// The reservation is unknown, committed or expired.
-    pub(super) const NO_RESERVATION: Self = Self::Refused(&Refusal::new(
+    pub(super) const NO_RESERVATION: Self = Self::Refused(&RefusalEntry::new(
         StatusCode::NOT_FOUND,
         "no_reservation",
         "No such reservation. It is unknown here, was committed before, or has expired.",
     ));
     /// Too many reservations are open.
-    pub(super) const TOO_MANY_RESERVATIONS: Self = Self::Refused(&Refusal::unavailable(
+    pub(super) const TOO_MANY_RESERVATIONS: Self = Self::Refused(&RefusalEntry::unavailable(
         "too_many_reservations",
         "Too many open reservations. Commit them, or use a shorter `ttl`.",
     ));
     /// Too many requests are delayed.
-    pub(super) const TOO_MANY_WAITING: Self = Self::Refused(&Refusal::TOO_MANY_WAITING);
+    pub(super) const TOO_MANY_WAITING: Self = Self::Refused(&RefusalEntry::TOO_MANY_WAITING);
     /// The store returned no decision.
-    pub(super) const STORE_UNAVAILABLE: Self = Self::Refused(&Refusal::STORE_UNAVAILABLE);
+    pub(super) const STORE_UNAVAILABLE: Self = Self::Refused(&RefusalEntry::STORE_UNAVAILABLE);
 
     pub(super) fn status(&self) -> StatusCode {
         match self {
@@ -103,7 +103,7 @@ impl HttpError {
             Self::Method { .. } => StatusCode::METHOD_NOT_ALLOWED,
             Self::Token { .. } => StatusCode::UNAUTHORIZED,
             Self::Request(error) => error.status(),
-            Self::TooLarge { .. } => Refusal::BODY_TOO_LARGE.status,
+            Self::TooLarge { .. } => RefusalEntry::BODY_TOO_LARGE.status,
             Self::Json(_) | Self::Invalid(_) | Self::Client(_) => StatusCode::BAD_REQUEST,
         }
     }
@@ -115,7 +115,7 @@ impl HttpError {
             Self::Method { .. } => "method_not_allowed",
             Self::Token { .. } => "unauthorized",
             Self::Request(error) => error.code(),
-            Self::TooLarge { .. } => Refusal::BODY_TOO_LARGE.code,
+            Self::TooLarge { .. } => RefusalEntry::BODY_TOO_LARGE.code,
             Self::Json(error) if !error.is_data() => "bad_json",
             Self::Json(_) | Self::Invalid(_) | Self::Client(_) => "bad_request",
             Self::NoRule { .. } | Self::NoRuleAmong { .. } => "no_rule",

@@ -8,7 +8,7 @@ use http::request::Parts as RequestParts;
 use http::{Request, Response};
 use http_body::Body;
 use tidegate_core::TimeSpan;
-use tidegate_headers::{HeaderValueCache, RateLimitHeaders, Refusal};
+use tidegate_headers::{HeaderValueCache, RateLimitHeaders, RefusalEntry};
 use tidegate_limiter::{Charge, ChargeUse, Limiter, Ruling};
 use tidegate_policy::{ActivePolicy, HeaderTraits, ReadOptions, RequestError, RequestHead, Scratch};
 use tidegate_store::{Permit, Store};
@@ -110,7 +110,7 @@ async fn decide<D: Store + 'static>(
     // A meter is open exactly if the cost depends on a length that the request does not state.
     let meter = admitted.charge.as_mut().and_then(Charge::meter);
     if meter.is_some() && has_body {
-        return Err(respond(&Refusal::LENGTH_REQUIRED.body(None, None), plan.error_body, &[]));
+        return Err(respond(&RefusalEntry::LENGTH_REQUIRED.body(None, None), plan.error_body, &[]));
     }
     Ok((admitted, delay))
 }
