@@ -219,7 +219,13 @@ impl<R: Backend> AdminState<R> {
             if !changes.is_empty() {
                 state.durable.apply(changes).await?;
             }
-            state.apply_override(&key, None, now).await?;
+            if let Err(error) = state.apply_override(&key, None, now).await {
+                if was_active && let Some(earlier) = records.overrides.get(&key) {
+                    // It stays in force.
+                    state.durable.apply(vec![DurableChange::Override(key, earlier.clone())]).await?;
+                }
+                return Err(error.into());
+            }
             records.overrides.remove(&key);
             if was_active {
                 let id = encoding::override_id(&key);

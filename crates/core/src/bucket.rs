@@ -264,10 +264,10 @@ impl Bucket {
     ///
     /// The bucket may have been empty before that charge, so everything drained since then may belong to it. Only the
     /// rest is given back; more would admit a full burst twice in one instant.
-    pub(crate) fn refund(&self, level: &mut Level, charged: Timestamp, now: Timestamp, cost: Cost) {
+    pub(crate) fn refund(&self, level: &mut Level, charged: Timestamp, now: Timestamp, cost: Cost) -> bool {
         let ticks = self.rate.tick.of(now).saturating_sub(self.rate.tick.of(charged));
         let drained = ticks.saturating_mul(self.rate.drain.get());
-        self.remove_subunits(level, self.filled(0, cost).saturating_sub(drained), now);
+        self.remove_subunits(level, self.filled(0, cost).saturating_sub(drained), now)
     }
 
     /// Gives back `cost` if the request that departs at `departure` is the last to depart. If several depart within one
@@ -278,21 +278,21 @@ impl Bucket {
         departure: Timestamp,
         now: Timestamp,
         cost: Cost,
-    ) {
+    ) -> bool {
         let held = self.filled(0, cost);
         let after_departure = self.subunits(*level, departure);
         // A departure is rounded up to the next tick.
         let is_last = after_departure <= held && after_departure.saturating_add(self.rate.drain.get()) > held;
-        if is_last && self.rate.unit >= self.rate.drain {
-            self.remove_subunits(level, held, now);
-        }
+        is_last && self.rate.unit >= self.rate.drain && self.remove_subunits(level, held, now)
     }
 
-    fn remove_subunits(&self, level: &mut Level, subunits: u64, now: Timestamp) {
+    /// Returns whether there was anything to remove.
+    fn remove_subunits(&self, level: &mut Level, subunits: u64, now: Timestamp) -> bool {
         let before = self.subunits(*level, now);
         if before > 0 {
             *level = self.level(before.saturating_sub(subunits), now);
         }
+        before.min(subunits) > 0
     }
 
     /// Converts a level of `old` to this bucket. It keeps the units spent, rounded up to whole subunits.

@@ -98,15 +98,17 @@ impl Limit {
         self.change_with_delta(state, delta, now, |state| self.charge(state, now, cost));
     }
 
-    /// Refunds `cost` like [`refund`](Self::refund), and adds the refund to `delta`.
+    /// Refunds `cost` like [`refund`](Self::refund), and adds the refund to `delta`. Returns whether the state contained any.
     pub fn refund_with_delta(
         &self,
         state: &mut CounterState,
         delta: &mut CounterDelta,
         (charged, now): (Timestamp, Timestamp),
         cost: Cost,
-    ) {
-        self.change_with_delta(state, delta, now, |state| self.refund(state, charged, now, cost));
+    ) -> bool {
+        let mut contains = false;
+        self.change_with_delta(state, delta, now, |state| contains = self.refund(state, charged, now, cost));
+        contains
     }
 
     /// Changes `state`, and adds the difference to `delta`.

@@ -82,11 +82,12 @@ impl RateAlgorithm for FixedWindow {
         state.count = state.count.saturating_add(cost.get()).min(EXACT_MAX);
     }
 
-    fn refund(&self, state: &mut WindowCount, charged: Timestamp, now: Timestamp, cost: Cost) {
+    fn refund(&self, state: &mut WindowCount, charged: Timestamp, now: Timestamp, cost: Cost) -> bool {
         *state = self.settle(*state, now);
-        if charged.as_micros() / self.length == state.window {
-            state.count = state.count.saturating_sub(cost.get());
-        }
+        let is_current = charged.as_micros() / self.length == state.window;
+        let units = if is_current { cost.get().min(state.count) } else { 0 };
+        state.count = state.count.saturating_sub(units);
+        units > 0
     }
 
     fn rebase(&self, old: &Self, state: WindowCount, now: Timestamp) -> WindowCount {

@@ -162,8 +162,8 @@ pub trait RateAlgorithm: Copy {
     fn charge(&self, state: &mut Self::State, now: Timestamp, cost: Cost);
 
     /// Gives back the part of `cost` that the state still contains. `charged` is when the charged request was scheduled: the
-    /// time of its decision plus its `wait`.
-    fn refund(&self, state: &mut Self::State, charged: Timestamp, now: Timestamp, cost: Cost);
+    /// time of its decision plus its `wait`. Returns whether it contained any.
+    fn refund(&self, state: &mut Self::State, charged: Timestamp, now: Timestamp, cost: Cost) -> bool;
 
     /// Converts the state of a key last counted under `old`. The spent units stay spent.
     fn rebase(&self, old: &Self, state: Self::State, now: Timestamp) -> Self::State;
@@ -361,11 +361,11 @@ macro_rules! algorithms {
             }
 
             /// Gives back the part of `cost` that the state still contains. `charged` is when the charged request was
-            /// scheduled: the time of its decision plus its `wait`.
-            pub fn refund(&self, state: &mut CounterState, charged: Timestamp, now: Timestamp, cost: Cost) {
+            /// scheduled: the time of its decision plus its `wait`. Returns whether it contained any.
+            pub fn refund(&self, state: &mut CounterState, charged: Timestamp, now: Timestamp, cost: Cost) -> bool {
                 match (&self.kind, state) {
                     $((AlgorithmKind::$variant(limit), CounterState::$variant(state)) => limit.refund(state, charged, now, cost),)+
-                    _ => {}
+                    _ => false,
                 }
             }
 

@@ -128,14 +128,19 @@ impl RateAlgorithm for SlidingCounter {
         state.current = state.current.saturating_add(cost.get()).min(self.max_count());
     }
 
-    fn refund(&self, state: &mut TwoWindows, charged: Timestamp, now: Timestamp, cost: Cost) {
+    fn refund(&self, state: &mut TwoWindows, charged: Timestamp, now: Timestamp, cost: Cost) -> bool {
         *state = self.settle(*state, now).0;
         let charged = self.tick.of(charged) / self.length;
-        if charged == state.window {
-            state.current = state.current.saturating_sub(cost.get());
+        let count = if charged == state.window {
+            &mut state.current
         } else if charged.saturating_add(1) == state.window {
-            state.previous = state.previous.saturating_sub(cost.get());
-        }
+            &mut state.previous
+        } else {
+            return false;
+        };
+        let units = cost.get().min(*count);
+        *count = count.saturating_sub(units);
+        units > 0
     }
 
     fn rebase(&self, old: &Self, state: TwoWindows, now: Timestamp) -> TwoWindows {

@@ -145,15 +145,17 @@ impl RateAlgorithm for SlidingLog {
         }
     }
 
-    fn refund(&self, log: &mut AdmissionLog, charged: Timestamp, _now: Timestamp, cost: Cost) {
-        let Ok(index) = log.entries.binary_search_by_key(&charged, |entry| entry.at) else { return };
-        let Some(entry) = log.entries.get_mut(index) else { return };
+    fn refund(&self, log: &mut AdmissionLog, charged: Timestamp, now: Timestamp, cost: Cost) -> bool {
+        let Ok(index) = log.entries.binary_search_by_key(&charged, |entry| entry.at) else { return false };
+        let Some(entry) = log.entries.get_mut(index) else { return false };
+        let counts = self.is_inside(entry, now.max(log.newest_time));
         let units = cost.get().min(entry.units);
         entry.units = entry.units.saturating_sub(units);
         log.total_units = log.total_units.saturating_sub(units);
         if entry.units == 0 {
             log.entries.remove(index);
         }
+        counts && units > 0
     }
 
     fn rebase(&self, old: &Self, mut log: AdmissionLog, now: Timestamp) -> AdmissionLog {

@@ -73,8 +73,8 @@ impl RateAlgorithm for TokenBucket {
         self.0.charge(state, now, cost);
     }
 
-    fn refund(&self, state: &mut Level, charged: Timestamp, now: Timestamp, cost: Cost) {
-        self.0.refund(state, charged, now, cost);
+    fn refund(&self, state: &mut Level, charged: Timestamp, now: Timestamp, cost: Cost) -> bool {
+        self.0.refund(state, charged, now, cost)
     }
 
     fn rebase(&self, old: &Self, state: Level, now: Timestamp) -> Level {

@@ -45,15 +45,8 @@ impl AttemptFailure {
         if let (SendError::Connect(source), None) = (error, upload) {
             let end = if is_local(source) { CallEnd::Cancelled } else { CallEnd::ConnectError };
             let (result, cause) = (AttemptResult::Unreachable, Some(RetryCause::Connect));
-            let (may_have_arrived, is_of_several) = (false, false);
-            return Self {
-                result,
-                end,
-                cause,
-                may_have_arrived,
-                is_of_several,
-                error: connect_error(source),
-            };
+            let error = connect_error(source);
+            return Self { result, end, cause, may_have_arrived: false, is_of_several: false, error };
         }
         if let (SendError::Refused, None) = (error, upload) {
             // Another server may accept it. A client may cause it, so it does not count as a failed connect.

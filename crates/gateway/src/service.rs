@@ -206,8 +206,8 @@ impl<'e, S: Store + 'static> Exchange<'e, S> {
                 meter,
             )
         });
-        let request = ForwardedRequest::new(parts, upload.unwrap_or_default(), flags, upgrade.is_some());
-        let request = request.of_client(client);
+        let mut request = ForwardedRequest::new(parts, upload.unwrap_or_default(), flags, upgrade.is_some());
+        request.set_client(client);
         if let Some(grpc) = grpc {
             parts.headers.insert(CONTENT_TYPE, grpc);
         }

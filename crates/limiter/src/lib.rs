@@ -48,7 +48,6 @@ mod charge;
 mod concurrency;
 mod limiter;
 mod lockout;
-mod override_list;
 mod report;
 mod reset_list;
 mod rule_operations;

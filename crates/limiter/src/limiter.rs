@@ -15,7 +15,6 @@ use crate::activation::{ActivationListener, ActivationListeners};
 use crate::ban_list::BanList;
 use crate::concurrency::{self, AcquiredPermits, SharedRefusal};
 use crate::lockout::{self, LockOuts};
-use crate::override_list::OverrideList;
 use crate::report::RulingReport;
 use crate::reset_list::ResetList;
 use crate::rule_operations::UnknownRule;
@@ -42,7 +41,6 @@ pub struct Limiter<S> {
 pub(crate) struct SharedStore<S> {
     pub(crate) store: Arc<S>,
     pub(crate) clock: Arc<dyn Clock>,
-    pub(crate) overrides: OverrideList,
     pub(crate) resets: ResetList,
 }
 
@@ -121,12 +119,7 @@ impl<S: Store + 'static> Limiter<S> {
         let retained = retain_limits(&*store, &active, clock.now())?;
         store.apply_settings(&rule_settings(&active));
         Ok(Self {
-            shared: Arc::new(SharedStore {
-                store,
-                clock,
-                overrides: OverrideList::default(),
-                resets: ResetList::default(),
-            }),
+            shared: Arc::new(SharedStore { store, clock, resets: ResetList::default() }),
             policy: ArcSwap::from_pointee(active),
             retained: Mutex::new(retained),
             activations: ActivationListeners::default(),
@@ -193,8 +186,6 @@ impl<S: Store + 'static> Limiter<S> {
         replacement: Option<Override>,
         now: Timestamp,
     ) -> Result<(), StoreError> {
-        // Before the store, which may apply it even if it fails.
-        self.shared.overrides.set(key, replacement, now);
         self.store().override_limit(key, replacement, now).await
     }
 

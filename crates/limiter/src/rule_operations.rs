@@ -1,7 +1,7 @@
 //! Operations on one rule for a client that the caller has identified, and checks of limits that the caller supplies.
 
 use thiserror::Error;
-use tidegate_core::{Algorithm, Check, Cost, CounterKey, Decision, Refund, Timestamp};
+use tidegate_core::{Check, Cost, CounterKey, Decision, Refund, Timestamp};
 use tidegate_policy::{ActivePolicy, Scratch};
 use tidegate_store::{Store, StoreError};
 
@@ -25,10 +25,9 @@ pub enum RuleError {
 
 impl<S: Store + 'static> Limiter<S> {
     /// Refunds units of a rule that were charged at `charged`; without it, units that count now. What its counter no longer
-    /// contains is not refunded. Returns false if the rule has a leaky bucket or a log that gave nothing back, if the counter was
-    /// reset since, or if an override has begun or ended since. The bucket gives back only a whole charge, and only while no later
-    /// request waits; the log gives back only what was charged at exactly `charged`; if the limit was another one, the part that
-    /// is left is unknown.
+    /// contains is not refunded. Returns whether anything was refunded. A leaky bucket gives back only a whole charge, and only
+    /// while no later request waits; a log gives back only what was charged at exactly `charged`; if an override has begun or
+    /// ended since, the part that is left is unknown.
     pub async fn refund_rule(
         &self,
         policy: &ActivePolicy,
@@ -51,9 +50,7 @@ impl<S: Store + 'static> Limiter<S> {
             .iter()
             .map(|check| Refund { key: check.key, limit: check.limit, cost: check.cost, charged })
             .collect();
-        // A log gives back only what was charged at exactly that time, which the caller may not know.
-        let is_log = refunds.first().is_some_and(|refund| refund.limit.algorithm() == Algorithm::SlidingLog);
-        Ok(self.shared.refund_charge(&refunds, is_log, now).await?)
+        Ok(self.shared.refund_charge(&refunds, now).await?)
     }
 
     /// Resets the counter of a client under a rule, and ends its lock-out.
@@ -73,7 +70,7 @@ impl<S: Store + 'static> Limiter<S> {
     /// Resets a counter, and removes the violations and the lock-out of its client under the rule.
     pub async fn reset(&self, key: CounterKey<'_>) -> Result<(), StoreError> {
         self.store().reset(key).await?;
-        self.shared.resets.add(key, self.shared.clock.now());
+        self.shared.resets.add(key, self.store().charge_time(key.rule, self.shared.clock.now()));
         self.penalties().lift(key);
         Ok(())
     }

@@ -2,21 +2,18 @@
 
 use memchr::memchr_iter;
 
-/// The start of the first line after an LF whose first byte is sought. `is_sought` should be free of branches.
+/// The start of the first line after an LF whose first byte is one of `sought`.
 #[inline]
-pub fn find_line(bytes: &[u8], is_sought: impl Fn(u8) -> bool + Copy) -> Option<usize> {
-    let block = find_block(bytes, is_sought)?;
+pub fn find_line<const N: usize>(bytes: &[u8], sought: [u8; N]) -> Option<usize> {
+    let block = find_block(bytes, sought)?;
     let mut starts = memchr_iter(b'\n', &bytes[block..]).map(|lf| block + lf + 1);
-    starts.find(|start| bytes.get(*start).is_some_and(|first| is_sought(*first)))
+    starts.find(|start| bytes.get(*start).is_some_and(|first| sought.contains(first)))
 }
 
 /// Whether [`find_line`] would find a line.
 #[inline]
-pub(crate) fn has_line(bytes: &[u8], is_sought: impl Fn(u8) -> bool + Copy) -> bool {
-    match find_block(bytes, is_sought) {
-        None => false,
-        Some(block) => find_line(&bytes[block..], is_sought).is_some(),
-    }
+pub(crate) fn has_line<const N: usize>(bytes: &[u8], sought: [u8; N]) -> bool {
+    find_block(bytes, sought).is_some_and(|block| find_line(&bytes[block..], sought).is_some())
 }
 
 /// The length of a body as its whole head announces it. `None` if there may be another length or coding, or no body: this reads less
@@ -28,7 +25,8 @@ pub(crate) fn announced_length(head: &[u8]) -> Option<u64> {
         match line.first() {
             Some(b't' | b'T') if starts_with(line, b"transfer-encoding") => return None,
             Some(b'c' | b'C') if starts_with(line, b"content-length") => {
-                if length.replace(content_length(line)?).is_some() {
+                let is_repeated = length.replace(content_length(line)?).is_some();
+                if is_repeated {
                     return None;
                 }
             }
@@ -53,26 +51,27 @@ fn content_length(line: &[u8]) -> Option<u64> {
 
 /// The start of the first bytes in which an LF is followed by a byte that is sought; 0 if there are too few to tell.
 #[inline]
-fn find_block(bytes: &[u8], is_sought: impl Fn(u8) -> bool + Copy) -> Option<usize> {
+fn find_block<const N: usize>(bytes: &[u8], sought: [u8; N]) -> Option<usize> {
     const BLOCK: usize = 32;
     let (_, next) = bytes.split_first()?;
     let mut blocks = bytes.as_chunks::<BLOCK>().0.iter().zip(next.as_chunks::<BLOCK>().0);
-    if let Some(block) = blocks.position(|(block, next)| is_in_block(block, next, is_sought)) {
+    if let Some(block) = blocks.position(|(block, next)| is_in_block(block, next, sought)) {
         return Some(block * BLOCK);
     }
     // The last block overlaps the one before it.
     let Some(last) = next.len().checked_sub(BLOCK) else { return Some(0) };
-    is_in_block(&bytes[last..last + BLOCK], &next[last..], is_sought).then_some(last)
+    is_in_block(&bytes[last..last + BLOCK], &next[last..], sought).then_some(last)
 }
 
 /// Whether an LF in `bytes` is followed by a byte that is sought. `next` starts one byte later. The loop over a block of fixed size
 /// becomes vector instructions, since nothing in it branches.
 #[expect(clippy::inline_always, reason = "compiled for the length of its arguments")]
 #[inline(always)]
-fn is_in_block(bytes: &[u8], next: &[u8], is_sought: impl Fn(u8) -> bool) -> bool {
+fn is_in_block<const N: usize>(bytes: &[u8], next: &[u8], sought: [u8; N]) -> bool {
     let mut found = 0;
     for (byte, next) in bytes.iter().zip(next) {
-        found |= u8::from(*byte == b'\n') & u8::from(is_sought(*next));
+        let is_sought = sought.iter().fold(0, |is_sought, first| is_sought | u8::from(next == first));
+        found |= u8::from(*byte == b'\n') & is_sought;
     }
     found > 0
 }
@@ -87,11 +86,11 @@ mod tests {
             for start in 1..=length {
                 let mut bytes = vec![b'a'; length + 1];
                 (bytes[start - 1], bytes[start]) = (b'\n', b't');
-                assert_eq!(find_line(&bytes, |first| first == b't'), Some(start), "{start} of {length}");
-                assert_eq!(find_line(&bytes, |first| first == b'u'), None, "{start} of {length}");
+                assert_eq!(find_line(&bytes, [b't']), Some(start), "{start} of {length}");
+                assert_eq!(find_line(&bytes, [b'u']), None, "{start} of {length}");
             }
         }
-        assert_eq!(find_line(b"t\na\nt", |first| first == b't'), Some(4), "not the first line");
+        assert_eq!(find_line(b"t\na\nt", [b't']), Some(4), "not the first line");
     }
 
     #[test]

@@ -159,15 +159,15 @@ impl HeadLine {
     fn find_end(&mut self, bytes: &[u8]) -> Option<usize> {
         let mut start = 0;
         if matches!(self, Self::First | Self::Text) {
-            let is_end = |first: u8| (first == b'\r') | (first == b'\n');
+            let empty = [b'\r', b'\n'];
             // Nearly always a read is one head and nothing else.
             if let Some(lines) = bytes.strip_suffix(b"\r\n")
                 && lines.ends_with(b"\n")
-                && !has_line(lines, is_end)
+                && !has_line(lines, empty)
             {
                 return Some(bytes.len());
             }
-            let Some(line) = find_line(bytes, is_end) else {
+            let Some(line) = find_line(bytes, empty) else {
                 *self = if bytes.ends_with(b"\n") { Self::Empty } else { Self::Text };
                 return None;
             };

@@ -49,9 +49,9 @@ end
 function fixed_window.refund(limit, state, charged, now, cost)
   state = settle_window(limit, state, now)
   if floor_div(charged, limit.length) ~= state.window then
-    return state
+    return state, false
   end
-  return { window = state.window, count = math.max(state.count - cost, 0) }
+  return { window = state.window, count = math.max(state.count - cost, 0) }, state.count > 0 and cost > 0
 end
 
 function fixed_window.rebase(new, old, state, now)

@@ -18,7 +18,7 @@
 --          5 the number of counters in KEYS; all of them if there is none
 -- Reply    one string: now (7 bytes, us), then for each operation: for each check the verdict (1: 0 pass, 1 not until,
 --          2 never), span (7, us: wait or retry_after), limit (7), remaining (7), reset_after (7, us); for operations 6 to
---          8 one byte: 3. If an entry has a newer format or is malformed: one byte, 4, and the operation has changed nothing.
+--          8 one byte: 3, or 5 for refunds of which nothing was contained. If an entry has a newer format or is malformed: one byte, 4, and the operation has changed nothing.
 --
 -- An attempt is a decision that may be cancelled. The fast path (one binding check of a token bucket whose entry holds
 -- nothing else) is judge and charge of token_bucket.lua, inlined: a call of many decisions costs little more than its
@@ -29,7 +29,7 @@ local VERSION = 1
 local MAX = 9007199254740991
 local DECIDE_ONE, DECIDE, ATTEMPT, PEEK, CANCEL, REFUND, RESET, OVERRIDE = 1, 2, 3, 4, 5, 6, 7, 8
 local TOKEN_BUCKET, LEAKY_BUCKET, FIXED_WINDOW, SLIDING_LOG, SLIDING_COUNTER = 1, 2, 3, 4, 5
-local DONE, FOREIGN = '\3', '\4'
+local DONE, FOREIGN, UNCHANGED = '\3', '\4', '\5'
 
 -- A number as in a packed limit: one digit and an exponent in a byte, three digits and an exponent in two bytes, or the
 -- length and the bytes. Returns the position after it, too.

@@ -27,5 +27,5 @@ function leaky_bucket.refund(limit, state, departure, now, cost)
   if after <= held and after + limit.drain > held and limit.unit >= limit.drain then
     return without(limit, state, now, held)
   end
-  return state
+  return state, false
 end

@@ -45,46 +45,20 @@ local values = redis.call('MGET', unpack(KEYS))
 local changed, left = {}, {}
 local entries = {}
 
--- The time until at most `room` of the `count` of the window before `window` is inside the sliding window.
-local function until_share(limit, window, count, room)
-  local ticks = window * limit.length
-  if count > room then
-    local product = (room + 1) * limit.length
-    local rest = fmod(product, count)
-    local whole = (product - rest) / count
-    ticks = ticks + max(limit.length - (rest > 0 and whole or whole - 1), 0)
-  end
-  return max(min(ticks * limit.tick, MAX) - now, 0)
-end
-
 -- The time until `cost` fits into the windows.
 local function until_fits(limit, previous, current, cost)
-  local window, most = limit.window_now, limit.capacity - cost
   if limit.kind == FIXED_WINDOW then
     return limit.life
-  elseif current <= most then
-    return until_share(limit, window, previous, most - current)
   end
-  return until_share(limit, window + 1, current, most)
+  local tick = tick_that_fits(limit, limit.window_now, previous, current, cost)
+  return max(min(tick * limit.tick, MAX) - now, 0)
 end
 
 -- The time until the level of a bucket is at most `most`, which is smaller.
 local function until_at_most(limit, level, most)
   local part = fmod(level, limit.drain)
-  local tick = limit.tick_now + (level - part) / limit.drain + 1
-  if most >= part then
-    tick = tick - 1 - ((most - part) - fmod(most - part, limit.drain)) / limit.drain
-  end
+  local tick = tick_at_most(limit.drain, limit.tick_now + (level - part) / limit.drain, part, most)
   return max(tick * limit.tick - now, 0)
-end
-
--- The size of a block: see `size_of_grant` in `lease_general.lua`.
-local function block_size(available, has_lease, others, want, least, nodes)
-  if not (available > 0 and available >= least) then
-    return 0
-  end
-  local parts = has_lease and min(nodes, 2) or max(nodes - others, 1)
-  return min(available, want, max((available - fmod(available, parts)) / parts, least, 1))
 end
 
 -- The reply to a request for units, or nothing if it needs the general path; then nothing has changed.
@@ -184,8 +158,7 @@ local function acquire_fast(key, limit, node, sequence, epoch, spent, granted, w
     if limit.kind == FIXED_WINDOW then
       previous = 0
     else
-      local product = previous * max(limit.left, 0)
-      used = used + (product - fmod(product, limit.length)) / limit.length
+      used = used + share_of(limit.length, previous, limit.left)
     end
     available = max(limit.capacity - used, 0)
   end

@@ -13,7 +13,8 @@
 --                                override (4): until (us, 0 for none) in `want`; `limit` is the replacement; with 1 in
 --                                `debt` it is set only if its limit is not in force
 --                                refund (5): node, when the units were spent (us) in `want`, units in `debt`; the reply
---                                has in place of the units that others hold those that they may have spent without a report
+--                                has in place of the units that others hold those that they may have spent without a
+--                                report, and in place of `available` whether the counter contained any: 1 or 0
 -- Reply    packed; for each operation '<Bdddddddddddd': status (0 done, 1 ignored: not the newest request of the node,
 --          2 the entry has a newer format, 3 the entry is malformed and only a reset changes it), now, epoch (0: no lease), granted, life (us), available, capacity,
 --          retry_after (us), reset_after (us), units that other nodes hold, and the state's three numbers with all leased units
@@ -57,4 +58,15 @@ local function new_limit(kind, a, b, c, d)
     limit.tick, limit.length, limit.window = b, c, b * c
   end
   return limit
+end
+
+-- The units of a grant. A first block is the node's fair share of what the nodes without a lease can get (`others` have
+-- one); later blocks follow its demand, at most half of what is left, so that blocks shrink near the limit.
+local function block_size(available, has_lease, others, want, least, nodes)
+  if not (available > 0 and available >= least) then
+    return 0
+  end
+  local parts = has_lease and math.min(nodes, 2) or math.max(nodes - others, 1)
+  local share = (available - math.fmod(available, parts)) / parts
+  return math.min(available, want, math.max(share, least, 1))
 end

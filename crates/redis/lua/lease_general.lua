@@ -362,20 +362,12 @@ local function settle(entry, record, op)
   return record
 end
 
--- A first block is the node's fair share of what the nodes without a lease can get; later blocks follow its demand, at most
--- half of what is left, so that blocks shrink near the limit.
 local function size_of_grant(entry, record, op, available)
-  if not (available > 0 and available >= op.least) or not record and #entry.records >= MAX_RECORDS then
+  if not record and #entry.records >= MAX_RECORDS then
     return 0
   end
-  local share
-  if record then
-    share = op.nodes > 1 and floor_div(available, 2) or available
-  else
-    local _, others = held_by_others(entry, op.node, entry.counters[1].limit.window)
-    share = floor_div(available, math.max(op.nodes - others, 1))
-  end
-  return math.min(available, op.want, math.max(share, op.least, 1))
+  local _, others = held_by_others(entry, op.node, entry.counters[1].limit.window)
+  return block_size(available, record ~= nil, others, op.want, op.least, op.nodes)
 end
 
 local function acquire(entry, op)
@@ -473,33 +465,48 @@ local function spent_in_window(entry, counter, at)
   return count - held_by_others(entry, 0, counter.limit.window, at)
 end
 
--- Gives back units that were spent at `op.want`. What is leased stays charged. Returns the units that are not given back
--- because other nodes lease as many: they may have spent them without a report.
+-- Gives back units that were spent at `charged` to a counter. What is leased stays charged. Returns whether the counter
+-- contained any, and the units that are not given back because other nodes may have spent them without a report.
+local function give_back_spent(entry, counter, node, charged, units)
+  local limit, state = counter.limit, counter.state
+  local refund, unreported, contains = algorithms[limit.kind].refund, 0, false
+  local held = held_by_others(entry, node, limit.window, charged)
+  if limit.window then
+    local spent = math.max(math.min(units, spent_in_window(entry, counter, charged)), 0)
+    unreported = math.min(units - spent, held)
+    counter.state, contains = refund(limit, state, charged, now, spent)
+  else
+    local level, ticks = level_at(limit, state, now), floor_div(now, limit.tick) - floor_div(charged, limit.tick)
+    if held == 0 or level + math.max(ticks, 0) * limit.drain >= filled(limit, 0, units) then
+      counter.state, contains = refund(limit, state, charged, now, units)
+    else
+      -- Whole units, so that nothing is lost if the others are given back later.
+      local reported = floor_div(level, limit.unit)
+      unreported = units - reported
+      counter.state, contains = without(limit, state, now, reported * limit.unit)
+    end
+  end
+  entry.dirty = entry.dirty or contains
+  return contains, unreported
+end
+
+-- The same for all counters of the limit, at `op.want`. Returns 1 if the counter that was used last contained any units.
 local function refund(entry, op)
-  local instead, charged, limit, unreported = entry.instead, op.want, op.limit, 0
+  local instead, charged, limit, unreported, contains = entry.instead, op.want, op.limit, 0, false
   if instead and charged < instead.till and now < instead.till + REFUNDS_END then
     if not instead.since or charged <= instead.since or now >= instead.till then
-      return 0
+      return 0, 0
     end
     limit = instead.limit
   end
   expire(entry)
-  for _, counter in ipairs(entry.counters) do
+  for i, counter in ipairs(entry.counters) do
     if same(counter.limit, limit) and charged >= counter.since then
-      local units = op.debt
-      if counter.limit.window then
-        units = math.max(math.min(units, spent_in_window(entry, counter, charged)), 0)
-        local held = held_by_others(entry, op.node, counter.limit.window, charged)
-        unreported = math.max(unreported, math.min(op.debt - units, held))
-      end
-      if units > 0 then
-        local give = algorithms[counter.limit.kind].refund
-        counter.state = give(counter.limit, counter.state, charged, now, units)
-        entry.dirty = true
-      end
+      local contained, missing = give_back_spent(entry, counter, op.node, charged, op.debt)
+      contains, unreported = contains or i == 1 and contained, math.max(unreported, missing)
     end
   end
-  return unreported
+  return contains and 1 or 0, unreported
 end
 
 local function write(key, entry)
@@ -564,7 +571,7 @@ local function run(kind, key, op)
   elseif kind == OVERRIDE then
     override(entry, op)
   elseif kind == REFUND then
-    held = refund(entry, op)
+    available, held = refund(entry, op)
   else
     error('TIDEGATE unknown operation')
   end

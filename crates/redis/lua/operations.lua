@@ -290,23 +290,27 @@ local function cancel(checks, attempt, charged)
 end
 
 -- Gives back only what was charged under the limit that the counter still uses: under another limit the rest is unknown.
--- Under another limit, the departures of a leaky bucket are other moments.
+-- Under another limit, the departures of a leaky bucket are other moments. Returns whether the counter
+-- that decides now has given anything back.
 local function refund(entry, limit, cost, charged)
   local override = entry.override
   if override and charged < override.till and now < override.till + REFUNDS_END then
     local is_leaky = limit.algorithm == LEAKY_BUCKET or override.limit.algorithm == LEAKY_BUCKET
     if is_leaky or not override.since or charged <= override.since or now >= override.till then
-      return
+      return false
     end
     limit = override.limit
   end
   entry.undo = nil
-  for _, counter in ipairs(entry.counters) do
+  local gives_back = false
+  for i, counter in ipairs(entry.counters) do
     if same(counter.limit, limit) and not is_unseen(counter.state) then
-      local algorithm = algorithm_of(limit.algorithm)
-      set_state(entry, counter, limit, algorithm.refund(limit, counter.state, charged, now, cost))
+      local state, contains = algorithm_of(limit.algorithm).refund(limit, counter.state, charged, now, cost)
+      set_state(entry, counter, limit, state)
+      gives_back = gives_back or i == 1 and contains
     end
   end
+  return gives_back
 end
 
 local function reset(entry)
@@ -398,17 +402,18 @@ local function run(code, at)
     end
     return table.concat(reply), at
   end
+  local has_effect = code ~= REFUND
   for _, item in ipairs(list) do
     local entry = entry_of(item.key)
     if code == REFUND then
-      refund(entry, item.limit, item.cost, item.time)
+      has_effect = refund(entry, item.limit, item.cost, item.time) or has_effect
     elseif code == RESET then
       reset(entry)
     else
       override_limit(entry, item.time, item.limit, item.cost == 1)
     end
   end
-  return DONE, at
+  return has_effect and DONE or UNCHANGED, at
 end
 
 local function write_all()

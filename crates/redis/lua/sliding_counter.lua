@@ -19,29 +19,14 @@ local function settle_windows(limit, state, now)
   return state, math.max(tick - state.window * limit.length, 0)
 end
 
--- The part of `previous` inside the sliding window.
-local function share_of(limit, previous, elapsed)
-  return floor_div(previous * math.max(limit.length - elapsed, 0), limit.length)
-end
-
--- The first tick of a window at which at most `room` of `previous` is still inside.
-local function ticks_until_share(limit, previous, room)
-  if previous <= room then
-    return 0
-  end
-  -- share <= room exactly if previous * (length - elapsed) < (room + 1) * length
-  return math.max(limit.length - (ceil_div((room + 1) * limit.length, previous) - 1), 0)
+-- The units inside the sliding window.
+local function used_at(limit, state, elapsed)
+  return share_of(limit.length, state.previous, limit.length - elapsed) + state.current
 end
 
 -- The time until `cost` (at most the capacity) fits, if nothing else is charged.
 local function until_fits(limit, state, now, cost)
-  local most = limit.capacity - cost
-  local tick
-  if state.current <= most then
-    tick = state.window * limit.length + ticks_until_share(limit, state.previous, most - state.current)
-  else
-    tick = (state.window + 1) * limit.length + ticks_until_share(limit, state.current, most)
-  end
+  local tick = tick_that_fits(limit, state.window, state.previous, state.current, cost)
   return since(math.min(tick * limit.tick, MAX), now)
 end
 
@@ -53,7 +38,7 @@ end
 function sliding_counter.judge(limit, state, now, cost)
   local elapsed
   state, elapsed = settle_windows(limit, state, now)
-  local used = share_of(limit, state.previous, elapsed) + state.current
+  local used = used_at(limit, state, elapsed)
   local verdict, span = PASS, 0
   if cost > limit.capacity then
     verdict = NEVER
@@ -81,13 +66,15 @@ end
 function sliding_counter.refund(limit, state, charged, now, cost)
   state = settle_windows(limit, state, now)
   local previous, current = state.previous, state.current
-  local window = floor_div(floor_div(charged, limit.tick), limit.length)
+  local window, units = floor_div(floor_div(charged, limit.tick), limit.length), 0
   if window == state.window then
-    current = math.max(current - cost, 0)
+    units = math.min(current, cost)
+    current = current - units
   elseif window + 1 == state.window then
-    previous = math.max(previous - cost, 0)
+    units = math.min(previous, cost)
+    previous = previous - units
   end
-  return { window = state.window, previous = previous, current = current }
+  return { window = state.window, previous = previous, current = current }, units > 0
 end
 
 function sliding_counter.rebase(new, old, state, now)
@@ -98,7 +85,7 @@ function sliding_counter.rebase(new, old, state, now)
   end
   local elapsed
   state, elapsed = settle_windows(old, state, now)
-  local used = share_of(old, state.previous, elapsed) + state.current
+  local used = used_at(old, state, elapsed)
   local begun = math.min(state.window * old.length * old.tick, MAX)
   local window = floor_div(floor_div(math.max(now, begun), new.tick), new.length)
   return { window = window, previous = 0, current = math.min(used, max) }
@@ -108,7 +95,7 @@ end
 function sliding_counter.until_fresh(limit, state, now)
   local elapsed
   state, elapsed = settle_windows(limit, state, now)
-  if share_of(limit, state.previous, elapsed) + state.current == 0 then
+  if used_at(limit, state, elapsed) == 0 then
     return 0
   end
   return until_fits(limit, state, now, limit.capacity)

@@ -133,7 +133,7 @@ function sliding_log.charge(limit, log, now, cost)
 end
 
 -- Gives back units of the entry of that charge.
-function sliding_log.refund(_, log, charged, _, cost)
+function sliding_log.refund(limit, log, charged, now, cost)
   log = without_lost(log)
   local low, high = log.first, log.last
   while low < high do
@@ -145,7 +145,7 @@ function sliding_log.refund(_, log, charged, _, cost)
     end
   end
   if low > high or log.at[low] ~= charged or log.units[low] == 0 then
-    return log
+    return log, false
   end
   local units = math.min(cost, log.units[low])
   local left, first, last, count = log.units[low] - units, log.first, log.last, log.count
@@ -159,6 +159,7 @@ function sliding_log.refund(_, log, charged, _, cost)
       first = first + 1
     end
   end
+  local counts = since(math.max(now, log.newest), charged) < limit.length
   return {
     newest = log.newest,
     total = log.total - units,
@@ -167,7 +168,7 @@ function sliding_log.refund(_, log, charged, _, cost)
     last = last,
     at = log.at,
     units = log.units,
-  }
+  }, counts and units > 0
 end
 
 function sliding_log.rebase(new, old, log, now)

@@ -28,10 +28,7 @@ end
 
 -- The time until the fill level is at most `level`.
 local function until_at_most(limit, level, state, now)
-  local tick = state.tick + 1
-  if level >= state.part then
-    tick = state.tick - floor_div(level - state.part, limit.drain)
-  end
+  local tick = tick_at_most(limit.drain, state.tick, state.part, level)
   if tick <= floor_div(now, limit.tick) then
     return 0
   end
@@ -42,13 +39,13 @@ local function filled(limit, level, cost)
   return math.min(level + cost * limit.unit, MAX)
 end
 
--- Removes subunits from the bucket.
+-- Removes subunits from the bucket. Returns whether there was anything to remove, too.
 local function without(limit, state, now, subunits)
   local level = level_at(limit, state, now)
   if level == 0 then
-    return state
+    return state, false
   end
-  return with_level(limit, math.max(level - subunits, 0), now)
+  return with_level(limit, math.max(level - subunits, 0), now), subunits > 0
 end
 
 -- `backlog` is the largest fill level at which a charge is admitted.
@@ -82,7 +79,8 @@ function token_bucket.charge(limit, state, now, cost)
   return with_level(limit, filled(limit, level_at(limit, state, now), cost), now)
 end
 
--- Gives back only what cannot have drained since the charge.
+-- Gives back only what cannot have drained since the charge. Like every refund, returns the state and whether it contained
+-- any of the units.
 function token_bucket.refund(limit, state, charged, now, cost)
   local ticks = math.max(floor_div(now, limit.tick) - floor_div(charged, limit.tick), 0)
   return without(limit, state, now, math.max(filled(limit, 0, cost) - ticks * limit.drain, 0))

@@ -85,6 +85,8 @@ pub(crate) enum OperationReply {
     Outcomes(Timestamp, Outcomes),
     /// To any other operation: the server's time; to a reset of copies: the epoch that starts, which is a time.
     Done(Timestamp),
+    /// To refunds of which the counters contained nothing.
+    Unchanged,
     /// A counter has a newer format. The operation has changed nothing.
     NewerFormat,
     /// To requests for leases: one reply each.
@@ -105,7 +107,7 @@ impl OperationReply {
                 .iter()
                 .any(|reply| matches!(reply, ExchangeReply::NewerFormat))
                 .then_some(FOREIGN_ENTRY),
-            Self::Outcomes(..) | Self::Done(_) | Self::Permits(_) => None,
+            Self::Outcomes(..) | Self::Done(_) | Self::Unchanged | Self::Permits(_) => None,
         }
     }
 }

@@ -79,20 +79,22 @@ impl Store for StaticStore {
         self.memory.try_peek(&with_limits(checks, &limits, |key| key), now)
     }
 
-    async fn refund(&self, refunds: &[Refund<'_>], now: Timestamp) -> Result<(), StoreError> {
+    async fn refund(&self, refunds: &[Refund<'_>], now: Timestamp) -> Result<bool, StoreError> {
+        let mut contained = false;
         for refund in refunds {
             let limit = self.share(refund.limit);
-            self.memory.refund(&[Refund { limit: &limit, ..*refund }], now).await?;
+            contained |= self.memory.refund(&[Refund { limit: &limit, ..*refund }], now).await?;
         }
-        Ok(())
+        Ok(contained)
     }
 
-    fn try_refund(&self, refunds: &[Refund<'_>], now: Timestamp) -> Option<Result<(), StoreError>> {
+    fn try_refund(&self, refunds: &[Refund<'_>], now: Timestamp) -> Option<Result<bool, StoreError>> {
         let refund = |refund: &Refund<'_>| {
             let limit = self.share(refund.limit);
             self.memory.try_refund(&[Refund { limit: &limit, ..*refund }], now)
         };
-        refunds.iter().map(refund).collect()
+        let refunded: Option<Result<Vec<_>, _>> = refunds.iter().map(refund).collect();
+        refunded.map(|contained| contained.map(|contained| contained.contains(&true)))
     }
 
     async fn reset(&self, key: CounterKey<'_>) -> Result<(), StoreError> {

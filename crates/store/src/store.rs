@@ -62,16 +62,22 @@ pub trait Store: Send + Sync {
         None
     }
 
-    /// Refunds what was charged for a request that was not served: see [`Decision::refunds`].
+    /// Refunds what was charged for a request that was not served: see [`Decision::refunds`]. Returns whether any counter
+    /// contained any of it; otherwise nothing has changed.
     fn refund(
         &self,
         refunds: &[Refund<'_>],
         now: Timestamp,
-    ) -> impl Future<Output = Result<(), StoreError>> + Send;
+    ) -> impl Future<Output = Result<bool, StoreError>> + Send;
+
+    /// The time that a charge under `rule` gets at `now` of the caller's clock: the store may have a clock of its own.
+    fn charge_time(&self, _rule: RuleId, now: Timestamp) -> Timestamp {
+        now
+    }
 
     /// Refunds like [`refund`](Self::refund), if that needs no wait. `None` if the caller has to await `refund`; nothing is
     /// refunded then.
-    fn try_refund(&self, _refunds: &[Refund<'_>], _now: Timestamp) -> Option<Result<(), StoreError>> {
+    fn try_refund(&self, _refunds: &[Refund<'_>], _now: Timestamp) -> Option<Result<bool, StoreError>> {
         None
     }
 

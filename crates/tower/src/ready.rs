@@ -23,7 +23,6 @@ const LATENESS: Duration = Duration::from_millis(250);
 pub(crate) struct ReadyWait {
     /// Set while the inner service is not ready.
     timers: Option<Pin<Box<WaitTimers>>>,
-    has_expired: bool,
 }
 
 pin_project! {
@@ -33,13 +32,23 @@ pin_project! {
         end: Sleep,
         #[pin]
         abandoned: Sleep,
+        progress: WaitProgress,
     }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum WaitProgress {
+    Waiting,
+    /// The next call fails.
+    Expired,
+    /// That call was made.
+    Over,
 }
 
 impl WaitTimers {
     fn start(longest: Duration) -> Pin<Box<Self>> {
         let abandoned = sleep(longest.saturating_add(LATENESS));
-        Box::pin(Self { end: sleep(longest), abandoned })
+        Box::pin(Self { end: sleep(longest), abandoned, progress: WaitProgress::Waiting })
     }
 }
 
@@ -75,25 +84,29 @@ impl ReadyWait {
         longest: impl FnOnce() -> Option<Duration>,
         cx: &mut Context<'_>,
     ) -> Poll<Result<(), BoxError>> {
-        let is_abandoned =
-            |timers: &mut Pin<Box<WaitTimers>>| timers.as_mut().project().abandoned.poll(cx).is_ready();
-        if self.timers.as_mut().is_none_or(is_abandoned) {
+        let has_ended = |timers: &mut Pin<Box<WaitTimers>>| {
+            let timers = timers.as_mut().project();
+            *timers.progress == WaitProgress::Over || timers.abandoned.poll(cx).is_ready()
+        };
+        if self.timers.as_mut().is_none_or(has_ended) {
             *self = Self::default();
             let Some(longest) = longest() else { return Poll::Pending };
             self.timers = Some(WaitTimers::start(longest));
         }
         let Some(timers) = &mut self.timers else { return Poll::Pending };
-        ready!(timers.as_mut().project().end.poll(cx));
-        self.has_expired = true;
+        let timers = timers.as_mut().project();
+        ready!(timers.end.poll(cx));
+        *timers.progress = WaitProgress::Expired;
         Poll::Ready(Ok(()))
     }
 
     /// Whether the call that follows must fail, because the inner service did not become ready in time.
     #[inline]
     pub(crate) fn take_expired(&mut self) -> bool {
-        if self.timers.is_none() {
-            return false;
-        }
-        mem::take(self).has_expired
+        // The timers stay until the next wait: the calls of services are smaller if nothing is dropped in them.
+        self.timers.as_mut().is_some_and(|timers| {
+            let progress = timers.as_mut().project().progress;
+            mem::replace(progress, WaitProgress::Over) == WaitProgress::Expired
+        })
     }
 }

@@ -6,7 +6,7 @@ use std::time::Duration;
 use anyhow::Context;
 use serde_json::Value;
 use tidegate_admin::AdminState;
-use tidegate_core::{Check, CounterKey, Decision, Limit, Refund, TimeSpan, Timestamp};
+use tidegate_core::{Check, CounterKey, Decision, Limit, Refund, RuleId, TimeSpan, Timestamp};
 use tidegate_gateway::Gateway;
 use tidegate_policy::{StorePlan, StoreUrl};
 use tidegate_redis::{Endpoint, RedisConfig, RedisStore, TlsMaterial};
@@ -192,17 +192,24 @@ impl Store for SelectedStore {
         }
     }
 
-    async fn refund(&self, refunds: &[Refund<'_>], now: Timestamp) -> Result<(), StoreError> {
+    async fn refund(&self, refunds: &[Refund<'_>], now: Timestamp) -> Result<bool, StoreError> {
         match self {
             Self::Memory(store) => store.refund(refunds, now).await,
             Self::Redis(shared) => Box::pin(shared.store.refund(refunds, now)).await,
         }
     }
 
-    fn try_refund(&self, refunds: &[Refund<'_>], now: Timestamp) -> Option<Result<(), StoreError>> {
+    fn try_refund(&self, refunds: &[Refund<'_>], now: Timestamp) -> Option<Result<bool, StoreError>> {
         match self {
             Self::Memory(store) => store.try_refund(refunds, now),
             Self::Redis(shared) => shared.store.try_refund(refunds, now),
+        }
+    }
+
+    fn charge_time(&self, rule: RuleId, now: Timestamp) -> Timestamp {
+        match self {
+            Self::Memory(store) => store.charge_time(rule, now),
+            Self::Redis(shared) => shared.store.charge_time(rule, now),
         }
     }
 

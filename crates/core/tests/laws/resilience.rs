@@ -147,7 +147,9 @@ impl BreakerModel {
 
     fn admits(&mut self, now: Timestamp, probes_in_flight: usize) -> bool {
         let is_open = self.state == BreakerState::Open && now < self.until;
-        let is_hung = now.since(self.last_probe) >= self.config.open_for;
+        let extra = probes_in_flight.saturating_sub(self.config.probes as usize);
+        let wait = TimeSpan::from_secs(1 << extra.min(20)).min(self.config.open_for);
+        let is_hung = now.since(self.last_probe) >= wait;
         let has_slot = probes_in_flight < self.config.probes as usize || is_hung;
         if self.state == BreakerState::Closed {
             return true;
@@ -288,22 +290,24 @@ fn breaker_with_many_threads_never_has_more_young_probes_than_configured() {
         ..BreakerConfig::default()
     };
     let breaker = Breaker::new(config).unwrap();
-    let (seconds, most) = (AtomicU64::new(0), AtomicUsize::new(0));
+    let (millis, most) = (AtomicU64::new(0), AtomicUsize::new(0));
     // When the probes in flight started.
     let started = Mutex::new(Vec::<Timestamp>::new());
     std::thread::scope(|scope| {
         for thread in 0..4_u64 {
-            let (breaker, seconds, most, started) = (&breaker, &seconds, &most, &started);
+            let (breaker, millis, most, started) = (&breaker, &millis, &most, &started);
             scope.spawn(move || {
                 for call in 0..20_000_u64 {
-                    let now = START + TimeSpan::from_secs(seconds.fetch_add(3, Ordering::SeqCst));
+                    let now = START + TimeSpan::from_millis(millis.fetch_add(100, Ordering::SeqCst));
                     let Ok(ticket) = breaker.try_acquire(|| now) else { continue };
                     if ticket.is_probe() {
                         let young = {
                             let mut started = started.lock().unwrap();
                             started.push(now);
+                            // Then a probe that has not ended is not waited for.
+                            let hung_after = TimeSpan::from_secs(1);
                             let is_young =
-                                |start: &&Timestamp| **start <= now && now.since(**start) < config.open_for;
+                                |start: &&Timestamp| **start <= now && now.since(**start) < hung_after;
                             started.iter().filter(is_young).count()
                         };
                         most.fetch_max(young, Ordering::SeqCst);

@@ -46,7 +46,7 @@ struct Http2Frames {
 impl RequestBody {
     /// Prepares the body for an HTTP/2 server: small frames are joined, and the body counts in `bodies` while a frame of it
     /// waits to be sent.
-    pub(crate) fn use_http2(&mut self, bodies: &Rc<UnsentBodies>, client: ClientId) {
+    pub(crate) fn use_http2(&self, bodies: &Rc<UnsentBodies>, client: ClientId) {
         if let Some(upload) = &self.upload {
             let unsent = UnsentFrame::new(bodies, client);
             upload.borrow_mut().frames =
@@ -55,7 +55,7 @@ impl RequestBody {
     }
 
     /// Ends the body before its trailers.
-    pub(crate) fn drop_trailers(&mut self) {
+    pub(crate) fn drop_trailers(&self) {
         if let Some(upload) = &self.upload {
             upload.borrow_mut().drops_trailers = true;
         }

@@ -65,6 +65,11 @@ impl UnsentBodies {
         is_stuck
     }
 
+    /// Whether a body has waited for long.
+    pub(crate) fn have_lost_window(&self) -> bool {
+        self.has_lost_window.get()
+    }
+
     fn add(&self, client: ClientId) -> u64 {
         let frame = self.frames.get();
         self.frames.set(frame + 1);

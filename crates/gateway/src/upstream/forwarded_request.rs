@@ -68,8 +68,8 @@ impl ForwardedRequest {
     }
 
     /// The request is one of `client`.
-    pub(crate) fn of_client(self, client: ClientId) -> Self {
-        Self { client, ..self }
+    pub(crate) fn set_client(&mut self, client: ClientId) {
+        self.client = client;
     }
 
     pub(super) fn client(&self) -> ClientId {

@@ -195,10 +195,13 @@ impl ConnPool {
             conns.plain.retain_mut(|idle| idle.survives(idle.conn.is_usable(), max_idle, period));
             conns.http1.retain_mut(|idle| idle.survives(idle.conn.sender.is_ready(), max_idle, period));
             conns.http2.retain_mut(|kept| {
-                if kept.conn.streams() > 0 {
+                let is_in_use = kept.conn.streams() > 0;
+                if is_in_use {
                     kept.idle = None;
                 }
-                kept.survives(!kept.conn.sender.is_closed(), max_idle, period)
+                // Otherwise uploads that the server does not read would leave many of them.
+                let is_usable = !kept.conn.sender.is_closed() && (is_in_use || !kept.conn.has_lost_window());
+                kept.survives(is_usable, max_idle, period)
             });
             !(conns.plain.is_empty() && conns.http1.is_empty() && conns.http2.is_empty())
         });

@@ -163,6 +163,11 @@ impl Http2Conn {
         self.shared.unsent_bodies.are_stuck(|| clock.now(), |client, now| server.suspects.record(client, now))
     }
 
+    /// Whether it gets no more bodies.
+    pub(super) fn has_lost_window(&self) -> bool {
+        self.shared.unsent_bodies.have_lost_window()
+    }
+
     /// Whether requests with `owner` use it.
     pub(super) fn is_for(&self, owner: Option<ClientId>) -> bool {
         self.shared.owner == owner
@@ -350,7 +355,7 @@ impl PooledConn {
         let Some(Conn::Http2(http2)) = &mut self.conn else { return Err(AttemptError::NotSent) };
         let head = request.http2(self.in_flight.server()).ok_or(SendError::Host)?;
         let profile = request.head_profile();
-        let mut body = self.upload.open().ok_or(SendError::NotRepeatable)?;
+        let body = self.upload.open().ok_or(SendError::NotRepeatable)?;
         if !profile.is_some_and(|profile| profile.announces_trailers) {
             body.drop_trailers();
         }

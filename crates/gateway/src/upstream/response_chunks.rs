@@ -136,10 +136,8 @@ impl HeadScanner {
 /// The start of the next line that is empty or may be the one that is looked for, or of the last one. A line starts at `start`.
 fn skip_lines(bytes: &[u8], start: usize) -> usize {
     let before = start - 1;
-    let is_sought = |first: u8| {
-        (first == b'\r') | (first == b'\n') | (first == NAME[0]) | (first == NAME[0].to_ascii_uppercase())
-    };
-    match find_line(&bytes[before..], is_sought) {
+    let sought = [b'\r', b'\n', NAME[0], NAME[0].to_ascii_uppercase()];
+    match find_line(&bytes[before..], sought) {
         Some(line) => before + line,
         None => memrchr(b'\n', bytes).map_or(start, |last| last + 1),
     }

@@ -114,8 +114,8 @@ impl Charge {
 
     /// Sets the final cost of a charge of the rule called `rule`, even if the returned future is dropped: less refunds the rest,
     /// more charges the difference, even into debt. If the store fails, the charge stays. Returns false if the rest should be
-    /// refunded and stays charged: because the limit has changed since or is overridden, because the counter was reset, or because
-    /// of a leaky bucket, which gives something back only while no later request waits.
+    /// refunded and the counter contains nothing of it any more: it has drained or its window has ended, the limit has changed
+    /// since or is overridden, the counter was reset, or it is a leaky bucket in which a later request waits.
     pub async fn commit(mut self, policy: &ActivePolicy, rule: &str, cost: Cost) -> Result<bool, StoreError> {
         let Some(part) = std::mem::take(&mut self.parts).pop() else { return Ok(true) };
         let current = current_limit(policy, rule, &part);

@@ -7,55 +7,22 @@ use tidegate_store::{Store, StoreError};
 use crate::limiter::SharedStore;
 
 impl<S: Store> SharedStore<S> {
-    /// Refunds units of one charge. Returns false if its counter gave nothing back: it is a leaky bucket, an operator has replaced its
-    /// limit, it was reset after the charge, or with `is_uncertain` it may use another limit now or not contain the charge. All others
-    /// give back what they still contain, and are not asked.
-    ///
-    /// The answer is a best effort: the counter is read before and after the refund, so a decision or a refund of another
-    /// request between the two can hide what happened, or look like it.
+    /// Refunds units of one charge. Returns whether its counters contained any of them; what was charged before a reset is gone.
     pub(crate) async fn refund_charge(
         &self,
         refunds: &[Refund<'_>],
-        is_uncertain: bool,
         now: Timestamp,
     ) -> Result<bool, StoreError> {
-        if self.has_reset(refunds) {
+        if refunds.first().is_some_and(|refund| self.resets.has_removed(refund)) {
             return Ok(false);
         }
-        let is_asked = |refund: &Refund<'_>| {
-            is_uncertain
-                || refund.limit.algorithm() == Algorithm::LeakyBucket
-                || self.overrides.may_affect(refund, now)
-        };
-        let Some(Refund { key, limit, .. }) = refunds.first().filter(|refund| is_asked(refund)) else {
-            return self.store.refund(refunds, now).await.map(|()| true);
-        };
-        let peek = [Check::new(*key, limit).cost(Cost::ZERO)];
-        let before = usage(&self.store.peek(&peek, now).await?);
-        self.store.refund(refunds, now).await?;
-        let after = usage(&self.store.peek(&peek, now).await?);
-        // What remains in a bucket grows between the two readings, if the store has a clock of its own.
-        let is_bucket = matches!(limit.algorithm(), Algorithm::LeakyBucket | Algorithm::TokenBucket);
-        Ok(after.empty_at < before.empty_at || !is_bucket && after.remaining > before.remaining)
-    }
-
-    /// Refunds units of one charge, without saying whether its counter gave them back.
-    pub(super) async fn refund_part(&self, refunds: &[Refund<'_>]) -> Result<(), StoreError> {
-        if self.has_reset(refunds) {
-            return Ok(());
-        }
-        self.store.refund(refunds, self.clock.now()).await
-    }
-
-    /// Whether the counter of a charge was reset after it.
-    fn has_reset(&self, refunds: &[Refund<'_>]) -> bool {
-        refunds.first().is_some_and(|refund| self.resets.has_removed(refund))
+        self.store.refund(refunds, now).await
     }
 
     /// Refunds all charges of a request, or none of them if one of its leaky buckets would give nothing back: otherwise a
     /// client could fill a bucket that others share, and have its own charge back.
     ///
-    /// Like [`Self::refund_charge`], this is a best effort: another request can arrive before the refund.
+    /// This is a best effort: another request can arrive before the refund.
     pub(super) async fn refund_request(
         &self,
         refunds: &[Refund<'_>],
@@ -81,7 +48,7 @@ impl<S: Store> SharedStore<S> {
                 peeked => return Some(peeked.map(drop)),
             }
         }
-        self.store.try_refund(refunds, now)
+        self.store.try_refund(refunds, now).map(|refunded| refunded.map(drop))
     }
 }
 
@@ -112,21 +79,6 @@ fn are_last(latest: &[&Refund<'_>], decision: &Decision) -> bool {
     buckets.all(|(refund, outcome)| {
         drained_by(refund).is_some_and(|drained| decision.at + outcome.reset_after <= drained)
     })
-}
-
-/// What the counter of the only check contains.
-struct CounterUsage {
-    remaining: Option<u64>,
-    /// When the counter is unused.
-    empty_at: Option<Timestamp>,
-}
-
-fn usage(decision: &Decision) -> CounterUsage {
-    let outcome = decision.outcomes.first();
-    CounterUsage {
-        remaining: outcome.map(|outcome| outcome.remaining),
-        empty_at: outcome.map(|outcome| decision.at + outcome.reset_after),
-    }
 }
 
 /// When a leaky bucket is empty from which nothing departs after this charge; `None` if the bucket never gives a departure

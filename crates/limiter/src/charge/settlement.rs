@@ -49,7 +49,9 @@ impl<S: Store + 'static> ChargedStore for SharedStore<S> {
         Box::pin(async move {
             for (cost, part) in costs {
                 let _ = match cost.cmp(&part.cost) {
-                    Ordering::Less => self.refund_part(&part.refunds(cost)).await,
+                    Ordering::Less => {
+                        self.refund_charge(&part.refunds(cost), self.clock.now()).await.map(drop)
+                    }
                     Ordering::Equal => Ok(()),
                     Ordering::Greater => self.charge(&part, part.counter.limit(), part.missing(cost)).await,
                 };
@@ -66,10 +68,7 @@ impl<S: Store + 'static> ChargedStore for SharedStore<S> {
         Box::pin(async move {
             let limit = part.counter.limit();
             match cost.cmp(&part.cost) {
-                Ordering::Less => {
-                    let is_changed = current.as_ref() != Some(limit);
-                    self.refund_charge(&part.refunds(cost), is_changed, self.clock.now()).await
-                }
+                Ordering::Less => self.refund_charge(&part.refunds(cost), self.clock.now()).await,
                 Ordering::Equal => Ok(true),
                 // Under the old limit, the counter would be moved back to it.
                 Ordering::Greater => {

@@ -56,7 +56,7 @@ impl Store for PermitStore {
         self.memory.peek(checks, now).await
     }
 
-    async fn refund(&self, refunds: &[Refund<'_>], now: Timestamp) -> Result<(), StoreError> {
+    async fn refund(&self, refunds: &[Refund<'_>], now: Timestamp) -> Result<bool, StoreError> {
         self.memory.refund(refunds, now).await
     }
 

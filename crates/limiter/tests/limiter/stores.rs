@@ -48,8 +48,12 @@ impl Store for Remote {
         self.memory().await?.peek(checks, now + self.ahead).await
     }
 
-    async fn refund(&self, refunds: &[Refund<'_>], now: Timestamp) -> Result<(), StoreError> {
+    async fn refund(&self, refunds: &[Refund<'_>], now: Timestamp) -> Result<bool, StoreError> {
         self.memory().await?.refund(refunds, now + self.ahead).await
+    }
+
+    fn charge_time(&self, _rule: RuleId, now: Timestamp) -> Timestamp {
+        now + self.ahead
     }
 
     async fn reset(&self, key: CounterKey<'_>) -> Result<(), StoreError> {
@@ -154,4 +158,33 @@ async fn refund_without_a_time_uses_the_clock_of_the_store() {
         drop(ruling);
         assert!(bench.limiter.refund_rule(&policy, check(), None, bench.now()).await.unwrap());
     }
+}
+
+#[tokio::test]
+async fn refund_of_a_charge_before_a_reset_is_known_by_the_clock_of_the_store() {
+    let policy = format!("rate_limits: {{ default: {{ {LIMIT} }} }}");
+    let (memory, settings) = (MemoryStore::with_cap(1 << 20), Mutex::default());
+    let store = Remote { memory, fails: false, ahead: TimeSpan::from_secs(5_000), settings };
+    let bench = Bench::on(&policy, store);
+    let policy = bench.limiter.policy();
+    let name = ClientName::of_identity("ip:203.0.113.7").expect("a name");
+    let client = RuleClient::new(&name, &policy.matcher.plan().identities).expect("a client");
+    let check = || RuleCheck { rule: "default", client: &client, cost: Cost::ONE };
+    let charge = async || {
+        let mut scratch = Scratch::default();
+        match bench.limiter.check_rule(&policy, check(), &mut scratch, bench.now()).await.unwrap() {
+            Ruling::Serve(ruling) => ruling.report.at(),
+            refused @ Ruling::Refuse(_) => panic!("{refused:?}"),
+        }
+    };
+    let refund = async |charged| {
+        bench.limiter.refund_rule(&policy, check(), Some(charged), bench.now()).await.unwrap()
+    };
+    let early = charge().await;
+    bench.clock.advance(TimeSpan::from_micros(1));
+    bench.limiter.reset_rule(&policy, ("default", client.key())).await.unwrap();
+    bench.clock.advance(TimeSpan::from_micros(1));
+    let late = charge().await;
+    assert!(!refund(early).await, "the counter contains only the later charge");
+    assert!(refund(late).await);
 }

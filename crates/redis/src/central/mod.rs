@@ -62,9 +62,11 @@ impl CentralStore {
         }
     }
 
-    async fn change(&self, operation: Operation, now: Timestamp) -> Result<(), StoreError> {
+    /// Returns whether the operation had an effect: a refund may have none.
+    async fn change(&self, operation: Operation, now: Timestamp) -> Result<bool, StoreError> {
         match self.link.call(operation, now).await? {
-            OperationReply::Done(_) => Ok(()),
+            OperationReply::Done(_) => Ok(true),
+            OperationReply::Unchanged => Ok(false),
             reply => Err(unexpected(&reply)),
         }
     }
@@ -174,7 +176,8 @@ impl CentralStore {
         replacement: Override,
         now: Timestamp,
     ) -> Result<(), StoreError> {
-        self.change(Operation::RestoreOverride(self.link.names().counter(key), replacement), now).await
+        let operation = Operation::RestoreOverride(self.link.names().counter(key), replacement);
+        self.change(operation, now).await.map(drop)
     }
 
     /// Starts a refund that happens even if the caller does not wait for it. The receiver is ready when it has ended.
@@ -305,16 +308,17 @@ impl Store for CentralStore {
         Ok(merge(checks, &groups, now))
     }
 
-    async fn refund(&self, refunds: &[Refund<'_>], now: Timestamp) -> Result<(), StoreError> {
+    async fn refund(&self, refunds: &[Refund<'_>], now: Timestamp) -> Result<bool, StoreError> {
         if refunds.is_empty() {
-            return Ok(());
+            return Ok(false);
         }
         let operations = self.refund_operations(refunds).into_iter();
-        join_all(operations.map(|operation| self.change(operation, now))).await.into_iter().collect()
+        let results = join_all(operations.map(|operation| self.change(operation, now))).await;
+        results.into_iter().try_fold(false, |any, result| Ok(any | result?))
     }
 
     async fn reset(&self, key: CounterKey<'_>) -> Result<(), StoreError> {
-        self.change(Operation::Reset(self.link.names().counter(key)), Timestamp::ZERO).await
+        self.change(Operation::Reset(self.link.names().counter(key)), Timestamp::ZERO).await.map(drop)
     }
 
     async fn override_limit(
@@ -323,6 +327,6 @@ impl Store for CentralStore {
         replacement: Option<Override>,
         now: Timestamp,
     ) -> Result<(), StoreError> {
-        self.change(Operation::Override(self.link.names().counter(key), replacement), now).await
+        self.change(Operation::Override(self.link.names().counter(key), replacement), now).await.map(drop)
     }
 }

@@ -211,16 +211,17 @@ impl Store for FallbackStore {
         self.memory.peek(&with_limits(checks, &limits.shares, |key| key), now).await
     }
 
-    async fn refund(&self, refunds: &[Refund<'_>], now: Timestamp) -> Result<(), StoreError> {
+    async fn refund(&self, refunds: &[Refund<'_>], now: Timestamp) -> Result<bool, StoreError> {
         let now = self.server_time(now);
+        let mut contained = false;
         for refund in refunds {
             let Some(whole) = self.overrides.limit_of_charge(refund, now) else { continue };
             let limit = self.share(&whole);
             let local = Refund { limit: &limit, ..*refund };
-            self.memory.refund(&[local], now).await?;
+            contained |= self.memory.refund(&[local], now).await?;
             self.ledger.refund(&Refund { limit: &whole, ..*refund }, now);
         }
-        Ok(())
+        Ok(contained)
     }
 
     async fn reset(&self, key: CounterKey<'_>) -> Result<(), StoreError> {

@@ -159,6 +159,17 @@ impl LeaseNode {
         })
     }
 
+    /// Forgets what is known of a counter. Returns the request that releases what Redis holds for this node, if there is any.
+    pub(super) fn forget(&self, slot: &mut LeaseSlot, now: Timestamp) -> Option<ReadyRequest> {
+        slot.block.forget();
+        slot.waiters.clear();
+        // A trace settles at its own times.
+        let is_live = self.link.config().time == TimeSource::Server;
+        (is_live && slot.block.is_due(now))
+            .then(|| self.prepare(slot, ContactReason::Settlement, now))
+            .flatten()
+    }
+
     /// Sends a request in the background, together with others that are made before the link gets to it.
     pub(super) fn send(self: &Arc<Self>, ready: ReadyRequest, now: Timestamp) {
         let node = Arc::clone(self);

@@ -41,7 +41,8 @@
 //!
 //! *Refunds.* Units that the node has not reported become spendable again. Of what was reported, Redis gives units back: from a
 //! bucket only what cannot have drained since the charge, so `B` falls by no more than `R` would; to a window only if the
-//! charge was made in it, and never units that are leased. A refund whose result is unknown is an error and not sent again.
+//! charge was made in it, and never units that are leased. What Redis lacks because another node has not reported it is given back
+//! when that node has. A refund whose result is unknown is an error and not sent again.
 //!
 //! *Two limits.* While some nodes have the old limit of a rule and some the new one, the entry has a counter for each, and
 //! every lease counts under both, so each node gets only what its limit admits on top of all leases. A lease ends with the
@@ -81,7 +82,6 @@ use std::sync::Arc;
 use smallvec::SmallVec;
 use tidegate_core::{Check, CounterKey, Decision, Refund, Timestamp, peek};
 use tidegate_store::{Clock, Override, Store, StoreError};
-use tokio::sync::oneshot;
 
 use crate::config::{RedisConfig, TimeSource};
 use crate::invalidation::InvalidationQueue;
@@ -90,6 +90,7 @@ use crate::nodes::NodeCount;
 use block::{ContactReason, LeaseBlock};
 use contact::{ContactFailure, LeaseNode};
 use decide::PeekLedger;
+pub(crate) use refund::LeaseRefund;
 pub use report::LeaseReport;
 pub(crate) use request::{LeaseAction, LeaseReply, LeaseRequest, LeaseStatus};
 use table::LeaseTable;
@@ -146,14 +147,18 @@ impl LeaseStore {
         report
     }
 
-    /// Asks Redis before the next decision on the counter with this central name: another node has reset or overridden it.
+    /// Asks Redis before the next decision on the counter with this central name: another node has reset or overridden it. Until
+    /// this node has released its units, they count for all nodes.
     pub(crate) fn invalidate(&self, name: &[u8]) {
+        let now = self.node.local_time(Timestamp::ZERO);
         for index in 0..self.node.table.len() {
             let Some(mut shard) = self.node.table.lock(index) else { continue };
-            shard.change_named(name, |slot| {
-                slot.block.forget();
-                slot.waiters.clear();
-            });
+            let mut release = None;
+            shard.change_named(name, |slot| release = self.node.forget(slot, now));
+            drop(shard);
+            if let Some(release) = release {
+                self.node.send(release, now);
+            }
         }
     }
 
@@ -204,13 +209,8 @@ impl LeaseStore {
         }
     }
 
-    /// Starts a refund, which happens even if the returned receiver is dropped. Units of this node are given back at once;
-    /// `None` if there are no others.
-    pub(crate) fn start_refund(
-        &self,
-        refunds: &[Refund<'_>],
-        now: Timestamp,
-    ) -> Option<oneshot::Receiver<Result<(), StoreError>>> {
+    /// Starts a refund, which happens even if the result is dropped. Units of this node are given back at once.
+    pub(crate) fn start_refund(&self, refunds: &[Refund<'_>], now: Timestamp) -> LeaseRefund {
         self.node.start_refund(refunds, now)
     }
 
@@ -232,12 +232,15 @@ impl LeaseStore {
         self.change(LeaseRequest { limit: Some(limit), ..self.node.bare_request(key, action) }, now).await
     }
 
-    fn forget(&self, key: CounterKey<'_>) {
+    /// Forgets a counter that this node has changed, and releases its units before anyone looks at it.
+    async fn forget(&self, key: CounterKey<'_>, now: Timestamp) {
         let hash = self.node.table.hash(key);
-        let Some(mut shard) = self.node.table.lock(LeaseTable::shard_index(hash)) else { return };
-        if let Some(slot) = shard.find(hash, key) {
-            slot.block.forget();
-            slot.waiters.clear();
+        let release = self.node.table.lock(LeaseTable::shard_index(hash)).and_then(|mut shard| {
+            let slot = shard.find(hash, key)?;
+            self.node.forget(slot, now)
+        });
+        if let Some(release) = release {
+            self.node.exchange_all(vec![release], now).await;
         }
     }
 }
@@ -295,10 +298,10 @@ impl Store for LeaseStore {
         Ok(peek(checks, at, &PeekLedger { blocks, now: local }))
     }
 
-    async fn refund(&self, refunds: &[Refund<'_>], now: Timestamp) -> Result<(), StoreError> {
+    async fn refund(&self, refunds: &[Refund<'_>], now: Timestamp) -> Result<bool, StoreError> {
         match self.start_refund(refunds, now) {
-            Some(result) => result.await.unwrap_or_else(|_| Err(LinkError::Stopped.into())),
-            None => Ok(()),
+            LeaseRefund::Local(contained) => Ok(contained),
+            LeaseRefund::Remote(result) => result.await.unwrap_or_else(|_| Err(LinkError::Stopped.into())),
         }
     }
 
@@ -306,7 +309,7 @@ impl Store for LeaseStore {
         let request = self.node.bare_request(key, LeaseAction::Reset);
         let now = self.node.local_time(Timestamp::ZERO);
         let result = self.change(request, now).await;
-        self.forget(key);
+        self.forget(key, now).await;
         result
     }
 
@@ -320,7 +323,7 @@ impl Store for LeaseStore {
         let limit = replacement.map(|replacement| replacement.limit);
         let request = LeaseRequest { limit, ..self.node.bare_request(key, LeaseAction::Override { until }) };
         let result = self.change(request, now).await;
-        self.forget(key);
+        self.forget(key, self.node.local_time(now)).await;
         result
     }
 }

@@ -26,26 +26,45 @@ struct RemoteRefund {
     report: Option<oneshot::Receiver<Result<(), ContactFailure>>>,
 }
 
+impl RemoteRefund {
+    fn units(&self) -> u64 {
+        match self.request.action {
+            LeaseAction::Refund { units, .. } => units,
+            _ => 0,
+        }
+    }
+}
+
+/// A refund that has begun.
+#[derive(Debug)]
+pub(crate) enum LeaseRefund {
+    /// The node itself has made it. Whether there was anything to give back.
+    Local(bool),
+    /// Redis has to make a part of it. Whether anything was given back is known when it has replied.
+    Remote(oneshot::Receiver<Result<bool, StoreError>>),
+}
+
 impl LeaseNode {
-    /// Refunds what this node has not reported at once, and the rest in Redis, even if the returned receiver is dropped.
-    /// `None` if there is no rest.
-    pub(super) fn start_refund(
-        self: &Arc<Self>,
-        refunds: &[Refund<'_>],
-        now: Timestamp,
-    ) -> Option<oneshot::Receiver<Result<(), StoreError>>> {
+    /// Refunds what this node has not reported at once, and the rest in Redis, even if the result is dropped.
+    pub(super) fn start_refund(self: &Arc<Self>, refunds: &[Refund<'_>], now: Timestamp) -> LeaseRefund {
         let local = self.local_time(now);
-        let remote: Vec<_> = refunds.iter().filter_map(|refund| self.refund_locally(refund, local)).collect();
+        let (mut contained, mut remote) = (false, Vec::new());
+        for refund in refunds {
+            let rest = self.refund_locally(refund, local);
+            contained |= rest.as_ref().is_none_or(|rest| rest.units() < refund.cost.get());
+            remote.extend(rest);
+        }
         if remote.is_empty() {
-            return None;
+            return LeaseRefund::Local(contained);
         }
         let (sender, receiver) = oneshot::channel();
         let node = Arc::clone(self);
         self.link.spawn(async move {
             let results = join_all(remote.into_iter().map(|refund| node.refund_in_redis(refund, now))).await;
-            let _ = sender.send(results.into_iter().collect());
+            let any = |any, result: Result<bool, StoreError>| result.map(|contained| any || contained);
+            let _ = sender.send(results.into_iter().try_fold(contained, any));
         });
-        Some(receiver)
+        LeaseRefund::Remote(receiver)
     }
 
     /// Refunds what was not reported. Returns what is left.
@@ -69,7 +88,8 @@ impl LeaseNode {
         })
     }
 
-    async fn refund_in_redis(&self, refund: RemoteRefund, now: Timestamp) -> Result<(), StoreError> {
+    /// Returns whether the counter contained anything to give back.
+    async fn refund_in_redis(&self, refund: RemoteRefund, now: Timestamp) -> Result<bool, StoreError> {
         if let Some(report) = refund.report {
             // A bucket gives back only what is settled. If the report fails, Redis charges the units later.
             let _ = report.await;
@@ -77,12 +97,14 @@ impl LeaseNode {
         let mut request = refund.request;
         let name = request.key.clone();
         let is_live = self.link.config().time == TimeSource::Server;
+        let mut contained = false;
         for pause in REPORT_PAUSES.map(Some).into_iter().chain([None]) {
             let replies = self.call(vec![request.clone()], now).await?;
             let Some(reply) = replies.first() else { break };
             if let Some(failure) = ContactFailure::of_status(reply.status) {
                 return Err(failure.into());
             }
+            contained |= reply.available > 0;
             let (Some(pause), LeaseAction::Refund { units, .. }) = (pause, &mut request.action) else {
                 break;
             };
@@ -100,6 +122,6 @@ impl LeaseNode {
         if let (Some(changes), Some((_, central))) = (&self.changes, name.as_bytes().split_last()) {
             changes.push(CounterChange::LeaseRefunded, central);
         }
-        Ok(())
+        Ok(contained)
     }
 }

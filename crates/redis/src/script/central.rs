@@ -17,6 +17,7 @@ pub(super) const SOURCE: &str = concat!(
     include_str!("../../lua/format.lua"),
     "\nlocal function load_algorithm(kind)\n",
     include_str!("../../lua/exact.lua"),
+    include_str!("../../lua/formulas.lua"),
     "if kind == FIXED_WINDOW then\n",
     include_str!("../../lua/fixed_window.lua"),
     "return fixed_window\nelseif kind == SLIDING_COUNTER then\n",
@@ -47,6 +48,7 @@ const WIDE: usize = 7;
 /// The bytes of the reply to an operation without outcomes.
 const DONE: u8 = 3;
 const NEWER_FORMAT: u8 = 4;
+const UNCHANGED: u8 = 5;
 
 pub(super) fn encode(operations: &[&Operation], now: Option<Timestamp>) -> Result<ScriptCall, StoreError> {
     let mut encoder = Encoder::default();
@@ -249,6 +251,7 @@ pub(super) fn decode(operations: &[&Operation], reply: &Value) -> Result<Vec<Ope
             | Operation::Override(..)
             | Operation::RestoreOverride(..) => match reader.byte()? {
                 DONE => OperationReply::Done(at),
+                UNCHANGED => OperationReply::Unchanged,
                 _ => return Err(protocol_error("unknown reply to an operation")),
             },
             Operation::Lease(_)

@@ -17,6 +17,7 @@ use crate::operation::{Operation, OperationReply};
 pub(super) const SOURCE: &str = concat!(
     "#!lua\n",
     include_str!("../../lua/lease_format.lua"),
+    include_str!("../../lua/formulas.lua"),
     "\nlocal function general(now, least_ttl, limits, values, left, entries)\n",
     include_str!("../../lua/exact.lua"),
     include_str!("../../lua/token_bucket.lua"),

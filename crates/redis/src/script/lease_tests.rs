@@ -1,10 +1,13 @@
-//! The fast path of `lease.lua` against its general path: random requests, the same replies.
+//! The fast path of `lease.lua` against its general path, and both against the algorithms in Rust: random requests, the same
+//! replies.
 
 use std::num::NonZeroU32;
 
 use fastrand::Rng;
 use redis::{Connection, Value};
-use tidegate_core::{Algorithm, Cost, CounterKey, Limit, Outcome, RuleId, Spec, TimeSpan, Timestamp};
+use tidegate_core::{
+    Algorithm, Cost, CounterKey, Limit, Outcome, RuleId, Spec, TimeSpan, Timestamp, Verdict,
+};
 use tidegate_testkit::process::RedisServer;
 
 use super::lease::{SOURCE, decode, encode};
@@ -92,6 +95,29 @@ impl History {
         Some(costs.map(|cost| limit.evaluate(&state, reply.now, Cost::new(cost))))
     }
 
+    /// Compares the times and units of a reply with those that Rust computes from its state. Returns whether there was a wait.
+    fn assert_as_in_rust(&self, request: &LeaseRequest, reply: &LeaseReply) -> bool {
+        let Some(limit) = self.limits.iter().find(|limit| limit.capacity() == reply.capacity) else {
+            return false;
+        };
+        let Some(state) = reply.occupied.map(|numbers| limit.state_from_numbers(numbers)) else {
+            return false;
+        };
+        let unused = limit.evaluate(&state, reply.now, Cost::ZERO);
+        assert_eq!(
+            (reply.available, reply.reset_after),
+            (unused.remaining, unused.reset_after),
+            "{request:?}"
+        );
+        let LeaseAction::Acquire { least, .. } = request.action else { return false };
+        let expected = match limit.evaluate(&state, reply.now, Cost::new(least)).verdict {
+            Verdict::NotUntil { retry_after } if reply.granted < least => retry_after,
+            _ => TimeSpan::ZERO,
+        };
+        assert_eq!(reply.retry_after, expected, "{request:?}");
+        expected > TimeSpan::ZERO
+    }
+
     fn apply(&mut self, node: usize, reply: &LeaseReply) {
         let held = &mut self.nodes[node];
         if reply.status != LeaseStatus::Done || self.random.u32(0..20) == 0 {
@@ -125,7 +151,7 @@ fn memory_of(connection: &mut Connection) -> Vec<i64> {
 }
 
 #[test]
-fn fast_path_of_leases_replies_as_the_general_path() {
+fn fast_path_of_leases_replies_as_the_general_path_and_as_rust() {
     assert!(SOURCE.contains(FAST));
     let general = SOURCE.replace(FAST, "if false and");
     let servers = [RedisServer::start(), RedisServer::start()];
@@ -134,7 +160,7 @@ fn fast_path_of_leases_replies_as_the_general_path() {
     let seed = fastrand::u64(..);
     println!("seed {seed}");
     let names = KeyNames::new("tg:", b"secret");
-    let mut granted = 0;
+    let (mut granted, mut waits_in_rust) = (0, 0);
     for number in 0..60 {
         let key = names.lease(CounterKey::new(RuleId::named("default"), &u64::to_le_bytes(number)));
         let mut history = History::new(Rng::with_seed(seed.wrapping_add(number)), key);
@@ -155,6 +181,10 @@ fn fast_path_of_leases_replies_as_the_general_path() {
                 replies.iter().map(|reply| history.waits(reply)).collect()
             };
             assert_eq!(waits(&replies), waits(&expected), "seed {seed}, counter {number}, step {step}");
+            let Operation::Lease(requests) = &operation else { unreachable!() };
+            for (request, reply) in requests.iter().zip(&replies) {
+                waits_in_rust += u32::from(history.assert_as_in_rust(request, reply));
+            }
             let [replies, expected] = [replies, expected].map(without_states);
             assert_eq!(replies, expected, "seed {seed}, counter {number}, step {step}: {operation:?}");
             for (node, reply) in nodes.into_iter().zip(&replies) {
@@ -163,7 +193,7 @@ fn fast_path_of_leases_replies_as_the_general_path() {
             }
         }
     }
-    assert!(granted > 0);
+    assert!(granted > 0 && waits_in_rust > 0);
     let [mut one, mut other] = connections.map(|mut connection| memory_of(&mut connection));
     one.sort_unstable();
     other.sort_unstable();

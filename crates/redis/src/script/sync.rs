@@ -14,6 +14,7 @@ use crate::sync::{CounterExchange, ExchangeReply, ExchangedCounter};
 pub(super) const SOURCE: &str = concat!(
     "#!lua\n",
     include_str!("../../lua/exact.lua"),
+    include_str!("../../lua/formulas.lua"),
     include_str!("../../lua/token_bucket.lua"),
     include_str!("../../lua/fixed_window.lua"),
     include_str!("../../lua/sliding_counter.lua"),

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use tidegate_store::StoreError;
 use tokio::sync::mpsc;
-use tokio::time::{Interval, MissedTickBehavior, interval};
+use tokio::time::{Interval, MissedTickBehavior, interval, timeout};
 
 use super::StoreState;
 use crate::invalidation::{self, CounterChange, Invalidation, InvalidationMessage, InvalidationPublisher};
@@ -15,6 +15,9 @@ use crate::permits::RENEWAL_INTERVAL;
 
 /// How often a node in fallback asks whether Redis is back.
 const RECOVERY_INTERVAL: Duration = Duration::from_millis(100);
+
+/// How long a node that misses changes of other nodes repeats a rejection by a lease.
+const UNINFORMED_LIFE: Duration = Duration::from_secs(1);
 
 /// Starts all tasks.
 pub(super) fn start(state: &Arc<StoreState>, publisher: InvalidationPublisher) {
@@ -58,18 +61,26 @@ async fn renew_permits(state: Weak<StoreState>) {
 }
 
 async fn follow_changes(state: Weak<StoreState>, mut events: mpsc::Receiver<ChannelEvent>) {
+    let mut is_subscribed = false;
     loop {
-        let event = events.recv().await;
+        let event = timeout(UNINFORMED_LIFE, events.recv()).await;
         let Some(state) = state.upgrade() else { return };
         match event {
-            Some(ChannelEvent::Subscribed) => {
+            Ok(Some(ChannelEvent::Subscribed)) => {
+                is_subscribed = true;
                 // Changes may have been missed since the subscription was lost.
                 state.lease.invalidate_rejections();
                 state.rejections.resume();
             }
-            Some(ChannelEvent::Message(bytes)) => StoreState::apply_changes(state, &bytes).await,
-            Some(ChannelEvent::Lost) => state.rejections.suspend(),
-            None => return state.rejections.suspend(),
+            Ok(Some(ChannelEvent::Message(bytes))) => StoreState::apply_changes(state, &bytes).await,
+            Ok(Some(ChannelEvent::Lost)) => {
+                is_subscribed = false;
+                state.lease.invalidate_rejections();
+                state.rejections.suspend();
+            }
+            Ok(None) => return state.rejections.suspend(),
+            Err(_) if !is_subscribed => state.lease.invalidate_rejections(),
+            Err(_) => {}
         }
     }
 }

@@ -10,6 +10,7 @@ use super::StoreState;
 use super::groups::{Decider, unlimited};
 
 type BoxDecision<'f> = BoxFuture<'f, Result<Decision, StoreError>>;
+type BoxRefund<'f> = BoxFuture<'f, Result<bool, StoreError>>;
 type BoxChange<'f> = BoxFuture<'f, Result<(), StoreError>>;
 
 /// A [`Store`] whose type is known at run time only. Its futures are boxed, because those of [`Store`] have no common type.
@@ -27,7 +28,7 @@ pub(super) trait BoxedStore: Sync {
 
     fn peek<'f>(&'f self, checks: &'f [Check<'f>], now: Timestamp) -> BoxDecision<'f>;
 
-    fn refund<'f>(&'f self, refunds: &'f [Refund<'f>], now: Timestamp) -> BoxChange<'f>;
+    fn refund<'f>(&'f self, refunds: &'f [Refund<'f>], now: Timestamp) -> BoxRefund<'f>;
 
     fn reset<'f>(&'f self, key: CounterKey<'f>) -> BoxChange<'f>;
 
@@ -61,7 +62,7 @@ impl<S: Store> BoxedStore for S {
         Box::pin(Store::peek(self, checks, now))
     }
 
-    fn refund<'f>(&'f self, refunds: &'f [Refund<'f>], now: Timestamp) -> BoxChange<'f> {
+    fn refund<'f>(&'f self, refunds: &'f [Refund<'f>], now: Timestamp) -> BoxRefund<'f> {
         Box::pin(Store::refund(self, refunds, now))
     }
 
@@ -112,8 +113,8 @@ impl BoxedStore for UnlimitedStore {
         self.decide(checks, now)
     }
 
-    fn refund<'f>(&'f self, _: &'f [Refund<'f>], _: Timestamp) -> BoxChange<'f> {
-        Box::pin(ready(Ok(())))
+    fn refund<'f>(&'f self, _: &'f [Refund<'f>], _: Timestamp) -> BoxRefund<'f> {
+        Box::pin(ready(Ok(false)))
     }
 
     fn reset<'f>(&'f self, _: CounterKey<'f>) -> BoxChange<'f> {

@@ -97,17 +97,18 @@ impl StoreState {
         self.decide_groups(checks, groups, now).await.map(|decided| decided.decision)
     }
 
-    /// Refunds what the shares admitted. Units that were charged to Redis stay charged, which is an error.
+    /// Refunds what the shares admitted. Units that were charged to Redis stay charged, which is an error. Returns whether the
+    /// shares contained any of it.
     pub(super) async fn refund_failed(
         &self,
         refunds: &[Refund<'_>],
         error: StoreError,
         now: Timestamp,
-    ) -> Result<(), StoreError> {
+    ) -> Result<bool, StoreError> {
         let is_local = |refund: &&Refund<'_>| self.is_charged_to_share(refund, now);
         let local: Vec<Refund<'_>> = refunds.iter().filter(is_local).copied().collect();
-        self.fallback.refund(&local, now).await?;
-        if local.len() == refunds.len() { Ok(()) } else { Err(error) }
+        let contained = self.fallback.refund(&local, now).await?;
+        if local.len() == refunds.len() { Ok(contained) } else { Err(error) }
     }
 
     /// Whether Redis fails and the share of this node has admitted the refunded charge.

@@ -19,8 +19,8 @@ use std::time::Duration;
 
 use futures_util::future::join;
 use tidegate_core::{
-    Check, Coordination, CounterKey, Decision, Limit, Refund, Role, StoreFailureMode, TimeSpan, Timestamp,
-    Verdict,
+    Check, Coordination, CounterKey, Decision, Limit, Refund, Role, RuleId, StoreFailureMode, TimeSpan,
+    Timestamp, Verdict,
 };
 use tidegate_store::{Clock, Override, PermitGrant, RetainedLimits, RuleSettings, Store, StoreError};
 
@@ -290,9 +290,10 @@ impl StoreState {
         }
     }
 
-    /// Refunds each group where it was charged. The first error is that of the refund.
-    async fn refund(&self, refunds: &[Refund<'_>], now: Timestamp) -> Result<(), StoreError> {
-        let mut result = Ok(());
+    /// Refunds each group where it was charged. The first error is that of the refund. Returns whether any counter contained
+    /// any of it.
+    async fn refund(&self, refunds: &[Refund<'_>], now: Timestamp) -> Result<bool, StoreError> {
+        let mut result = Ok(false);
         for coordination in Coordination::ALL {
             let is_ours = |refund: &&Refund<'_>| {
                 self.settings.coordination(refund.key.rule, refund.limit) == coordination
@@ -302,7 +303,7 @@ impl StoreState {
                 // The copies would take a refund of what they have not charged.
                 let of_share = group.extract_if(.., |refund| self.is_charged_to_share(refund, now));
                 let of_share: Vec<Refund<'_>> = of_share.collect();
-                result = result.and(self.fallback.refund(&of_share, now).await);
+                result = any(result, self.fallback.refund(&of_share, now).await);
             }
             if group.is_empty() {
                 continue;
@@ -311,14 +312,14 @@ impl StoreState {
             let together = if coordination == Coordination::Lease { 1 } else { group.len() };
             for part in group.chunks(together) {
                 let refunded = match self.store_of(coordination.into()).refund(part, now).await {
-                    Ok(()) => {
+                    Ok(contained) => {
                         self.announce_refunds(coordination, part);
-                        Ok(())
+                        Ok(contained)
                     }
                     Err(error) if is_outage(&error) => self.refund_failed(part, error, now).await,
                     Err(error) => Err(error),
                 };
-                result = result.and(refunded);
+                result = any(result, refunded);
             }
         }
         result
@@ -341,6 +342,11 @@ impl StoreState {
         self.rejections.forget(name.as_bytes());
         self.changes.push(change, name.as_bytes());
     }
+}
+
+/// Whether one of two parts of a refund gave anything back; the first error if one has failed.
+fn any(one: Result<bool, StoreError>, other: Result<bool, StoreError>) -> Result<bool, StoreError> {
+    one.and_then(|one| Ok(one | other?))
 }
 
 impl Store for RedisStore {
@@ -385,12 +391,19 @@ impl Store for RedisStore {
         Box::pin(self.state.peek_groups(checks, self.state.groups(checks), now)).await
     }
 
-    async fn refund(&self, refunds: &[Refund<'_>], now: Timestamp) -> Result<(), StoreError> {
+    async fn refund(&self, refunds: &[Refund<'_>], now: Timestamp) -> Result<bool, StoreError> {
         if refunds.iter().any(|refund| is_long(refund.key)) {
             let hashes = ClientHashes::new(self.state.link.names(), refunds.iter().map(|refund| refund.key));
             return Box::pin(self.state.refund(&hashes.refunds(refunds), now)).await;
         }
         self.state.refund(refunds, now).await
+    }
+
+    fn charge_time(&self, rule: RuleId, now: Timestamp) -> Timestamp {
+        match self.state.settings.of(rule).coordination {
+            Coordination::Static => now,
+            _ => self.state.link.server_time().at_server(now),
+        }
     }
 
     async fn reset(&self, key: CounterKey<'_>) -> Result<(), StoreError> {

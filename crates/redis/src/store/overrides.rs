@@ -39,7 +39,8 @@ pub(super) async fn move_all(state: Weak<StoreState>) {
 }
 
 impl StoreState {
-    /// Sets or ends the override of `key`, and tells the other nodes.
+    /// Sets or ends the override of `key`, and tells the other nodes. While Redis fails, an override can be set, because every
+    /// node sets its overrides again when Redis is back, but not ended.
     pub(super) async fn override_limit(
         &self,
         key: CounterKey<'_>,
@@ -48,9 +49,14 @@ impl StoreState {
     ) -> Result<(), StoreError> {
         let shared = self.at_server(replacement).await;
         let turn = self.overrides.turn.lock().await;
-        self.fallback.override_limit(key, shared, now).await?;
         let current = self.settings.of(key.rule).coordination;
-        self.override_in(current, key, shared, now).await?;
+        match self.override_in(current, key, shared, now).await {
+            Err(StoreError::Unavailable(error)) if shared.is_some() => {
+                tracing::debug!("an override is set when Redis is back: {error}");
+            }
+            result => result?,
+        }
+        self.fallback.override_limit(key, shared, now).await?;
         if replacement.is_none() {
             // It may still be where it was before the coordination changed, and would hold again if that changes back.
             for other in Coordination::ALL.into_iter().filter(|other| *other != current) {

@@ -142,13 +142,14 @@ impl SyncCounter {
         self.pending_units = self.pending_units.saturating_add(cost.get());
     }
 
-    /// Refunds a charge, if the copy is still counted under the limit of the charge.
-    pub(super) fn refund(&mut self, refund: &Refund<'_>, now: Timestamp, local: Timestamp) {
-        if self.limit == *refund.limit {
-            let times = (refund.charged, now);
-            self.limit.refund_with_delta(&mut self.view, &mut self.pending, times, refund.cost);
-            self.touch(local);
+    /// Refunds a charge, if the copy is still counted under the limit of the charge. Returns whether it contained any of it.
+    pub(super) fn refund(&mut self, refund: &Refund<'_>, now: Timestamp, local: Timestamp) -> bool {
+        if self.limit != *refund.limit {
+            return false;
         }
+        let times = (refund.charged, now);
+        self.touch(local);
+        self.limit.refund_with_delta(&mut self.view, &mut self.pending, times, refund.cost)
     }
 
     /// Starts the epoch of a reset.

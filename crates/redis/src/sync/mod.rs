@@ -294,7 +294,7 @@ impl SyncNode {
 
     /// Refunds charges on the copies of their counters. A counter without a copy is fetched first, because another node, or this
     /// one before its restart, has charged it.
-    async fn refund(&self, refunds: &[Refund<'_>], now: Timestamp) -> Result<(), StoreError> {
+    async fn refund(&self, refunds: &[Refund<'_>], now: Timestamp) -> Result<bool, StoreError> {
         let (local, store_time) = (self.clock.local(now), self.clock.store_time(now));
         let limit = |refund| Some((refund, self.overrides.limit_of_charge(refund, store_time)?));
         let charged: SmallVec<[(&Refund<'_>, Limit); 2]> = refunds.iter().filter_map(limit).collect();
@@ -313,10 +313,12 @@ impl SyncNode {
             return Err(error);
         }
         let store_time = self.clock.store_time(now);
+        let mut contained = false;
         for refund in &refunds {
-            self.table.change(refund.key, |counter| counter.refund(refund, store_time, local));
+            let change = |counter: &mut SyncCounter| contained |= counter.refund(refund, store_time, local);
+            self.table.change(refund.key, change);
         }
-        Ok(())
+        Ok(contained)
     }
 }
 
@@ -362,7 +364,7 @@ impl Store for SyncStore {
         self.node.peek_at(checks, times)
     }
 
-    async fn refund(&self, refunds: &[Refund<'_>], now: Timestamp) -> Result<(), StoreError> {
+    async fn refund(&self, refunds: &[Refund<'_>], now: Timestamp) -> Result<bool, StoreError> {
         self.node.refund(refunds, now).await
     }
 

@@ -166,7 +166,9 @@ async fn dropped_decision_gives_local_units_back() {
         match store.decide(&checks, NOW).now_or_never() {
             None => dropped += 1,
             // The machine was busy for longer than the timeout, so the fallback decides at once.
-            Some(decision) => store.refund(&decision.unwrap().refunds(&checks), NOW).await.unwrap(),
+            Some(decision) => {
+                store.refund(&decision.unwrap().refunds(&checks), NOW).await.unwrap();
+            }
         }
     }
     assert!(dropped > 0, "a decision waits for Redis");

@@ -184,7 +184,7 @@ impl Store for OneByOne {
         self.0.peek(checks, now).await
     }
 
-    async fn refund(&self, refunds: &[Refund<'_>], now: Timestamp) -> Result<(), StoreError> {
+    async fn refund(&self, refunds: &[Refund<'_>], now: Timestamp) -> Result<bool, StoreError> {
         self.0.refund(refunds, now).await
     }
 

@@ -10,6 +10,7 @@ mod failure;
 mod lease;
 mod link;
 mod membership;
+mod other_nodes;
 mod overrides;
 mod permits;
 mod rolling_change;

@@ -88,3 +88,24 @@ async fn override_that_redis_has_lost_with_its_counter_comes_back() {
         }
     }
 }
+
+#[tokio::test]
+async fn override_made_while_redis_fails_holds_when_it_is_back_and_ends_only_with_redis() {
+    let mut server = RedisServer::start();
+    for coordination in [Coordination::Central, Coordination::Lease] {
+        let store = open(&server, coordination);
+        let own = limit(60);
+        let check = Check::new(CounterKey::new(RULE, coordination.name().as_bytes()), &own);
+        store.ping().await.unwrap();
+        server.kill();
+        store.override_limit(check.key, Some(replacement(9)), Timestamp::ZERO).await.unwrap();
+        server.restart();
+        limit_becomes(&store, check, 9, "the override").await;
+        server.kill();
+        assert!(store.override_limit(check.key, None, Timestamp::ZERO).await.is_err(), "{coordination:?}");
+        server.restart();
+        limit_becomes(&store, check, 9, "the override again").await;
+        store.override_limit(check.key, None, Timestamp::ZERO).await.unwrap();
+        limit_becomes(&store, check, 60, "its end").await;
+    }
+}

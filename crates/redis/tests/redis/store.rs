@@ -187,7 +187,9 @@ async fn reset_refund_and_override_on_one_node_free_the_client_on_the_other() {
     for change in ["refund", "reset", "override"] {
         exhaust(&there, check).await;
         match change {
-            "refund" => here.refund(&charged.refunds(&[check]), Timestamp::ZERO).await.unwrap(),
+            "refund" => {
+                here.refund(&charged.refunds(&[check]), Timestamp::ZERO).await.unwrap();
+            }
             "reset" => here.reset(check.key).await.unwrap(),
             _ => here.override_limit(check.key, Some(replacement), Timestamp::ZERO).await.unwrap(),
         }
@@ -489,24 +491,6 @@ async fn synced_limit_is_not_lifted_while_redis_replies_with_errors() {
     };
     within("the share of the limit", rejected).await;
     assert_eq!(store.report().fallback_decisions.allow, 0);
-}
-
-#[tokio::test]
-async fn refund_of_units_that_another_node_has_not_reported_is_made() {
-    let server = Server::start();
-    let [here, there] = [open(server.config()), open(server.config())];
-    let leased = RuleId::named("leased");
-    for store in [&here, &there] {
-        store.apply_settings(&[settings(leased, Coordination::Lease, StoreFailureMode::Local)]);
-        // Rejections are cached once the subscription has begun.
-        exhaust(store, check(CENTRAL, &bucket(1))).await;
-    }
-    let limit = Limit::new(Algorithm::FixedWindow, Spec::new(100, TimeSpan::from_secs(86_400))).unwrap();
-    let checks = [check(leased, &limit).cost(Cost::new(60))];
-    let decision = here.decide(&checks, Timestamp::ZERO).await.unwrap();
-    assert!(decision.passes());
-    there.refund(&decision.refunds(&checks), Timestamp::ZERO).await.unwrap();
-    assert!(admits(&there, checks[0]).await, "the units are free again");
 }
 
 #[tokio::test]

@@ -165,8 +165,9 @@ async fn compare(
         Op::Refund(charged) => {
             let checks = trace.checks_under(&charged.specs, &charged.limits);
             let refunds = charged.decision.refunds(&checks);
-            oracle.refund(&refunds, now);
-            step.unwrap(store.refund(&refunds, now).await);
+            let expected = oracle.refund(&refunds, now);
+            let got = step.unwrap(store.refund(&refunds, now).await);
+            assert_eq!(got, expected, "{step}\nwhether the counters contained any of the refund");
             coverage.refunds += 1;
         }
         Op::Reset(key) => {

@@ -26,10 +26,8 @@ impl Oracle {
         peek(checks, now, &OracleLedger { oracle: self, checks, now })
     }
 
-    pub(crate) fn refund(&mut self, refunds: &[Refund<'_>], now: Timestamp) {
-        for refund in refunds {
-            self.entry(refund.key).refund(refund, now);
-        }
+    pub(crate) fn refund(&mut self, refunds: &[Refund<'_>], now: Timestamp) -> bool {
+        refunds.iter().fold(false, |any, refund| self.entry(refund.key).refund(refund, now) | any)
     }
 
     pub(crate) fn reset(&mut self, key: CounterKey<'_>) {

@@ -44,12 +44,12 @@ impl OracleEntry {
     }
 
     /// Refunds only if the counter still uses the limit of the charge. Under another limit the part that is left is unknown.
-    pub(super) fn refund(&mut self, refund: &Refund<'_>, now: Timestamp) {
+    /// Returns whether it contained any.
+    pub(super) fn refund(&mut self, refund: &Refund<'_>, now: Timestamp) -> bool {
         let limit = self.stored.map_or(Some(*refund.limit), |stored| stored.limit_of_charge(refund, now));
         let counter = self.counter.as_mut().filter(|counter| Some(counter.limit) == limit);
-        if let Some(counter) = counter {
-            counter.limit.refund(&mut counter.state, refund.charged, now, refund.cost);
-        }
+        counter
+            .is_some_and(|counter| counter.limit.refund(&mut counter.state, refund.charged, now, refund.cost))
     }
 
     pub(super) fn reset(&mut self) {

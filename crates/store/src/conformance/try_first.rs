@@ -66,7 +66,11 @@ impl<'s, S: Store> TryFirst<'s, S> {
         }
     }
 
-    pub(super) async fn refund(&mut self, refunds: &[Refund<'_>], now: Timestamp) -> Result<(), StoreError> {
+    pub(super) async fn refund(
+        &mut self,
+        refunds: &[Refund<'_>],
+        now: Timestamp,
+    ) -> Result<bool, StoreError> {
         match self.attempt(|store| store.try_refund(refunds, now)) {
             Some(refunded) => refunded,
             None => self.store.refund(refunds, now).await,

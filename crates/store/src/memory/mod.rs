@@ -21,6 +21,7 @@ mod prefetch;
 mod reclaim;
 mod table;
 
+use std::cell::Cell;
 use std::hint::cold_path;
 use std::pin::Pin;
 use std::task::{Context, Poll};
@@ -370,28 +371,35 @@ impl MemoryStore {
         self.with_locks(resolved, now, |locked| peek(checks, now, locked))
     }
 
-    fn refund_now(&self, refunds: &[Refund<'_>], now: Timestamp) {
+    fn refund_now(&self, refunds: &[Refund<'_>], now: Timestamp) -> bool {
         let is_same = |one: &Refund<'_>, next: &Refund<'_>| one.key == next.key && one.limit == next.limit;
+        let mut contained = false;
         for refunds in refunds.chunk_by(is_same) {
-            self.refund_counter(refunds, now);
+            contained |= self.refund_counter(refunds, now);
         }
+        contained
     }
 
     /// Makes refunds of one counter and limit, in one step. Refunds only if the counter still uses the limit of the charge.
-    fn refund_counter(&self, refunds: &[Refund<'_>], now: Timestamp) {
+    /// Returns whether it contained any of it.
+    fn refund_counter(&self, refunds: &[Refund<'_>], now: Timestamp) -> bool {
         // At one moment, all refunds of a counter whose limit is known have the same one.
         let known = |refund| Some((refund, self.overrides.limit_of_charge(refund, now)?));
         let mut refunds = refunds.iter().filter_map(known).peekable();
-        let Some((Refund { key, .. }, limit)) = refunds.peek() else { return };
+        let Some((Refund { key, .. }, limit)) = refunds.peek() else { return false };
         let number = self.table.limits.find_or_revive(limit).unwrap_or(CARRIED);
         let resolved = ResolvedCheck { hash: self.hasher.hash(key), limit: *limit, number };
         self.with_locks(smallvec![resolved], now, |locked| {
+            let contained = Cell::new(false);
             for (Refund { charged, cost, .. }, _) in refunds {
                 if locked.counts_under_its_limit(0) {
-                    locked.change(0, |limit, state| limit.refund(state, *charged, now, *cost));
+                    locked.change(0, |limit, state| {
+                        contained.set(contained.get() | limit.refund(state, *charged, now, *cost));
+                    });
                 }
             }
-        });
+            contained.get()
+        })
     }
 
     /// Gives each of `limits` a number until the result is dropped, or changes nothing.
@@ -477,14 +485,12 @@ impl Store for MemoryStore {
         Some(Ok(self.peek_now(checks, now)))
     }
 
-    async fn refund(&self, refunds: &[Refund<'_>], now: Timestamp) -> Result<(), StoreError> {
-        self.refund_now(refunds, now);
-        Ok(())
+    async fn refund(&self, refunds: &[Refund<'_>], now: Timestamp) -> Result<bool, StoreError> {
+        Ok(self.refund_now(refunds, now))
     }
 
-    fn try_refund(&self, refunds: &[Refund<'_>], now: Timestamp) -> Option<Result<(), StoreError>> {
-        self.refund_now(refunds, now);
-        Some(Ok(()))
+    fn try_refund(&self, refunds: &[Refund<'_>], now: Timestamp) -> Option<Result<bool, StoreError>> {
+        Some(Ok(self.refund_now(refunds, now)))
     }
 
     async fn reset(&self, key: CounterKey<'_>) -> Result<(), StoreError> {

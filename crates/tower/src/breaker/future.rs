@@ -29,8 +29,7 @@ pin_project! {
         Called {
             #[pin]
             inner: F,
-            // `None` once the result is recorded.
-            permit: Option<BreakerPermit>,
+            permit: BreakerPermit,
             classifier: C,
         },
         Rejected {
@@ -41,13 +40,13 @@ pin_project! {
 
 /// Runs a part of a call. If it panics, the call has failed.
 #[inline]
-pub(super) fn count_panic<T>(permit: &mut Option<BreakerPermit>, part: impl FnOnce() -> T) -> T {
-    struct Unwinding<'a>(&'a mut Option<BreakerPermit>);
+pub(super) fn count_panic<T>(permit: Option<&mut BreakerPermit>, part: impl FnOnce() -> T) -> T {
+    struct Unwinding<'a>(Option<&'a mut BreakerPermit>);
 
     impl Drop for Unwinding<'_> {
         fn drop(&mut self) {
-            if let Some(permit) = self.0.take() {
-                permit.record(CallOutcome::Failure);
+            if let Some(permit) = &mut self.0 {
+                permit.end(CallOutcome::Failure, || true);
             }
         }
     }
@@ -59,7 +58,7 @@ pub(super) fn count_panic<T>(permit: &mut Option<BreakerPermit>, part: impl FnOn
 }
 
 impl<F, C> BreakerFuture<F, C> {
-    pub(super) fn new(inner: F, permit: Option<BreakerPermit>, classifier: C) -> Self {
+    pub(super) fn new(inner: F, permit: BreakerPermit, classifier: C) -> Self {
         Self { state: CallState::Called { inner, permit, classifier } }
     }
 
@@ -80,10 +79,8 @@ where
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         match self.project().state.project() {
             CallStateProjection::Called { inner, permit, classifier } => {
-                let result = ready!(count_panic(permit, || inner.poll(cx))).map_err(Into::into);
-                if let Some(permit) = permit.take() {
-                    permit.record(classifier.classify(result.as_ref()));
-                }
+                let result = ready!(count_panic(Some(permit), || inner.poll(cx))).map_err(Into::into);
+                permit.end(classifier.classify(result.as_ref()), || true);
                 Poll::Ready(result)
             }
             CallStateProjection::Rejected { open } => Poll::Ready(Err((*open).into())),

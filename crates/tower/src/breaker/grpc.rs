@@ -62,10 +62,9 @@ where
 
     fn call(&mut self, request: R) -> Self::Future {
         match self.0.try_acquire() {
-            Ok(permit) => {
-                let mut permit = Some(permit);
-                let inner = count_panic(&mut permit, || self.0.inner.call(request));
-                GrpcBreakerFuture { state: CallState::Called { inner, permit } }
+            Ok(mut permit) => {
+                let inner = count_panic(Some(&mut permit), || self.0.inner.call(request));
+                GrpcBreakerFuture { state: CallState::Called { inner, permit: Some(permit) } }
             }
             Err(open) => GrpcBreakerFuture { state: CallState::Rejected { open } },
         }
@@ -111,7 +110,7 @@ where
             CallStateProjection::Called { inner, permit } => (inner, permit),
             CallStateProjection::Rejected { open } => return Poll::Ready(Err((*open).into())),
         };
-        let result = ready!(count_panic(permit, || inner.poll(cx))).map_err(Into::into);
+        let result = ready!(count_panic(permit.as_mut(), || inner.poll(cx))).map_err(Into::into);
         let end = match &result {
             Ok(response) => end_at_head(response),
             Err(error) => Some(error_outcome(error)),
@@ -167,7 +166,7 @@ impl<B: Body> Body for GrpcBreakerBody<B> {
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Self::Data>, Self::Error>>> {
         let mut this = self.project();
-        let frame = ready!(count_panic(this.permit, || this.inner.as_mut().poll_frame(cx)));
+        let frame = ready!(count_panic(this.permit.as_mut(), || this.inner.as_mut().poll_frame(cx)));
         let status = |trailers: &HeaderMap| grpc_status(trailers).unwrap_or(UNKNOWN);
         let end = match &frame {
             Some(Ok(frame)) => {

@@ -107,6 +107,16 @@ impl BreakerPermit {
         outcome: CallOutcome,
         counts_as_slow: impl FnOnce() -> bool,
     ) -> Option<BreakerState> {
+        self.end(outcome, counts_as_slow)
+    }
+
+    /// Records the result of the call, once. A future does not move its permit for that: the copy takes longer than recording.
+    #[inline]
+    pub(super) fn end(
+        &mut self,
+        outcome: CallOutcome,
+        counts_as_slow: impl FnOnce() -> bool,
+    ) -> Option<BreakerState> {
         let ticket = self.ticket.take()?;
         let BreakerWithClock { breaker, clock } = &*self.shared;
         breaker.record(ticket, outcome, || {

@@ -36,9 +36,20 @@ impl<S, C> BreakerService<S, C> {
     /// Admits a call, or rejects it.
     #[inline]
     pub(super) fn try_acquire(&self) -> Result<BreakerPermit, BreakerOpen> {
-        let permit = self.breaker.try_acquire()?;
-        // The open time has ended, but the inner service has not become ready since then.
-        if self.is_unready { Err(BreakerOpen { retry_after: None }) } else { Ok(permit) }
+        if self.is_unready {
+            return Err(self.unready());
+        }
+        self.breaker.try_acquire()
+    }
+
+    /// The rejection of a call that the inner service is not ready for.
+    #[cold]
+    fn unready(&self) -> BreakerOpen {
+        match self.breaker.try_acquire() {
+            // The open time has ended, but the inner service has not become ready since then.
+            Ok(_) => BreakerOpen { retry_after: None },
+            Err(open) => open,
+        }
     }
 
     /// Completes the readiness of the inner service. Its error counts as a failure of the service. While the breaker rejects
@@ -82,12 +93,12 @@ where
         self.ready(inner)
     }
 
-    #[inline]
+    #[expect(clippy::inline_always, reason = "the future is large and is best built in place")]
+    #[inline(always)]
     fn call(&mut self, request: R) -> Self::Future {
         match self.try_acquire() {
-            Ok(permit) => {
-                let mut permit = Some(permit);
-                let inner = count_panic(&mut permit, || self.inner.call(request));
+            Ok(mut permit) => {
+                let inner = count_panic(Some(&mut permit), || self.inner.call(request));
                 BreakerFuture::new(inner, permit, self.classifier.clone())
             }
             Err(open) => BreakerFuture::rejected(open),

@@ -39,6 +39,13 @@ impl<D: Store + 'static> LimitCharge<D> {
         Self { limiter, client, decision, is_pending, served: ServedCall::new(mark) }
     }
 
+    /// A charge that is never refunded: the service has the request.
+    #[inline]
+    pub(super) fn kept(limiter: RateLimiter<D>, decision: KeptDecision) -> Self {
+        let client = ClientBytes::new();
+        Self { limiter, client, decision, is_pending: false, served: ServedCall::new(None) }
+    }
+
     /// Tells the client about the limits in the response of an admitted request.
     fn complete<T, P: RespondToLimit<T>>(&mut self, result: &mut Result<T, BoxError>, respond: &P) {
         match result {
@@ -131,6 +138,7 @@ pub(super) struct WaitingCall<P, S, R> {
 pub(super) type BoxCallState<S, R, D, P> = Pin<Box<CallState<S, R, D, P>>>;
 
 pin_project! {
+    // A call that waits is boxed: every call copies as many bytes as the largest state has.
     #[project = CallStateProjection]
     pub(super) enum CallState<S, R, D, P>
     where
@@ -141,12 +149,12 @@ pin_project! {
         Undecided {
             decision: PendingDecision,
             limiter: RateLimiter<D>,
-            call: Option<WaitingCall<P, S, R>>,
+            call: Option<Box<WaitingCall<P, S, R>>>,
         },
         Delayed {
             #[pin]
             timer: Sleep,
-            call: Option<(LimitCharge<D>, WaitingCall<P, S, R>)>,
+            call: Option<(LimitCharge<D>, Box<WaitingCall<P, S, R>>)>,
         },
         Admitted {
             #[pin]
@@ -196,7 +204,7 @@ where
     pub(super) fn undecided(
         limiter: RateLimiter<D>,
         client: ClientBytes,
-        call: WaitingCall<P, S, R>,
+        call: Box<WaitingCall<P, S, R>>,
     ) -> Self {
         let decider = limiter.clone();
         let decision = Box::pin(async move {
@@ -206,7 +214,7 @@ where
         Self::Undecided { decision, limiter, call: Some(call) }
     }
 
-    pub(super) fn delayed(wait: TimeSpan, charge: LimitCharge<D>, call: WaitingCall<P, S, R>) -> Self {
+    pub(super) fn delayed(wait: TimeSpan, charge: LimitCharge<D>, call: Box<WaitingCall<P, S, R>>) -> Self {
         Self::Delayed { timer: sleep(wait.into()), call: Some((charge, call)) }
     }
 
@@ -234,12 +242,12 @@ where
     }
 
     /// The state after the decision.
-    fn decided(charge: LimitCharge<D>, call: WaitingCall<P, S, R>) -> Self
+    fn decided(charge: LimitCharge<D>, call: Box<WaitingCall<P, S, R>>) -> Self
     where
         P: RespondToLimit<S::Response>,
     {
         match charge.decision.verdict() {
-            Verdict::Pass { wait } if wait.is_zero() => Self::admitted(charge, call),
+            Verdict::Pass { wait } if wait.is_zero() => Self::admitted(charge, *call),
             Verdict::Pass { wait } => Self::delayed(wait, charge, call),
             Verdict::NotUntil { .. } | Verdict::Never => Self::rejected(charge.reject(&call.respond)),
         }
@@ -276,13 +284,13 @@ where
                             let (decision, mark) = (KeptDecision::new(decision), call.mark.take());
                             Self::decided(LimitCharge::new(limiter.clone(), client, decision, mark), call)
                         }
-                        Err(error) => Self::store_failed(limiter, error, call),
+                        Err(error) => Self::store_failed(limiter, error, *call),
                     }
                 }
                 CallStateProjection::Delayed { timer, call } => {
                     ready!(timer.poll(cx));
                     let Some((charge, call)) = call.take() else { return Poll::Pending };
-                    Self::admitted(charge, call)
+                    Self::admitted(charge, *call)
                 }
                 CallStateProjection::Rejected { result } => {
                     return result.take().map_or(Poll::Pending, Poll::Ready);

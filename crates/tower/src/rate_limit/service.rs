@@ -48,6 +48,18 @@ impl<S, D, K, P> RateLimitService<S, D, K, P> {
         mem::replace(&mut self.inner, clone)
     }
 
+    /// A call whose charge is refunded if the handler never has the request.
+    #[inline(never)]
+    fn call_marked<R>(&mut self, client: ClientBytes, request: R) -> BoxCallState<S, R, D, P>
+    where
+        S: Service<R> + Clone,
+        D: Store + 'static,
+        P: RespondToLimit<S::Response> + Clone,
+    {
+        let decided = self.limiter.try_decide(&client);
+        self.call_with_state(decided.map(|decided| decided.map(KeptDecision::new)), client, request)
+    }
+
     /// A call that has a state. Returns no future, because that may be large and would be copied.
     #[inline(never)]
     fn call_with_state<R>(
@@ -71,7 +83,7 @@ impl<S, D, K, P> RateLimitService<S, D, K, P> {
                 let ready = self.take_ready();
                 let pending =
                     WaitingCall { respond: self.respond.clone(), mark: self.mark.clone(), ready, request };
-                return Box::pin(CallState::undecided(self.limiter.clone(), client, pending));
+                return Box::pin(CallState::undecided(self.limiter.clone(), client, Box::new(pending)));
             }
         };
         let verdict = decision.verdict();
@@ -81,7 +93,7 @@ impl<S, D, K, P> RateLimitService<S, D, K, P> {
             Verdict::Pass { wait } => {
                 let ready = self.take_ready();
                 let pending = WaitingCall { respond: self.respond.clone(), mark: None, ready, request };
-                CallState::delayed(wait, charge, pending)
+                CallState::delayed(wait, charge, Box::new(pending))
             }
             Verdict::NotUntil { .. } | Verdict::Never => CallState::rejected(charge.reject(&self.respond)),
         })
@@ -107,21 +119,32 @@ where
 
     #[inline]
     fn call(&mut self, request: R) -> Self::Future {
-        {
+        let kept = {
             let key = self.client.client(&request);
             let mut prefix = [0; 8];
             let client = key.as_ref().map_or(&[][..], |key| key.bytes(&mut prefix));
-            let needs_state = P::COMPLETES || self.mark.is_some();
+            if self.mark.is_some() {
+                // The charge may be refunded, so it is kept with its client. Below, the outcome is computed only if it is read.
+                let client = ClientBytes::from_slice(client);
+                return RateLimitFuture::stateful(self.call_marked(client, request));
+            }
             match self.limiter.try_decide(client) {
                 // Most requests.
-                Some(Ok(decision)) if decision.verdict == Verdict::PASS && !needs_state => {}
+                Some(Ok(decision)) if decision.verdict == Verdict::PASS => {
+                    P::COMPLETES.then(|| KeptDecision::new(decision))
+                }
                 decided => {
                     let decided = decided.map(|decided| decided.map(KeptDecision::new));
                     let client = ClientBytes::from_slice(client);
                     return RateLimitFuture::stateful(self.call_with_state(decided, client, request));
                 }
             }
-        }
-        RateLimitFuture::direct(self.inner.call(request))
+        };
+        // Nothing of the charge is refunded. If the service panics, it is kept, too.
+        let inner = self.inner.call(request);
+        let Some(decision) = kept else { return RateLimitFuture::direct(inner) };
+        let charge = LimitCharge::kept(self.limiter.clone(), decision);
+        let respond = self.respond.clone();
+        RateLimitFuture::stateful(Box::pin(CallState::Admitted { inner, charge, respond }))
     }
 }

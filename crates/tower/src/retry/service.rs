@@ -42,18 +42,21 @@ where
         let Some(copy) = may_retry.then(|| self.rules.clone_request(&request)).flatten() else {
             return RetryFuture::once(self.inner.call(request));
         };
+        let deadline = self.rules.deadline(&request);
+        let inner = self.inner.call(request);
+        // Everything that only a retry needs is made after the call, at its place in the future. Before the call it would be kept
+        // for the case of a panic, and copied.
         let planner = RetryPlanner {
             config: self.config,
             delays: self.config.backoff.delays(),
             attempts_left: self.config.attempts - 1,
-            deadline: self.rules.deadline(&request),
+            deadline,
             rules: self.rules.clone(),
             budget: self.budget.clone(),
         };
-        // The future takes the service that is ready, and makes it ready again before each retry.
+        // The future takes the service that was called, and makes it ready again before each retry.
         let clone = self.inner.clone();
-        let mut ready = mem::replace(&mut self.inner, clone);
-        let inner = ready.call(request);
-        RetryFuture::with_retries(inner, ready, copy, planner)
+        let called = mem::replace(&mut self.inner, clone);
+        RetryFuture::with_retries(inner, called, copy, planner)
     }
 }

@@ -159,7 +159,7 @@ impl Store for SlowStore {
         self.inner.peek(checks, now).await
     }
 
-    async fn refund(&self, refunds: &[Refund<'_>], now: Timestamp) -> Result<(), StoreError> {
+    async fn refund(&self, refunds: &[Refund<'_>], now: Timestamp) -> Result<bool, StoreError> {
         self.inner.refund(refunds, now).await
     }
 

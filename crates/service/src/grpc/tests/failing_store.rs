@@ -30,7 +30,7 @@ impl Store for FailingStore {
         unavailable()
     }
 
-    async fn refund(&self, _refunds: &[Refund<'_>], _now: Timestamp) -> Result<(), StoreError> {
+    async fn refund(&self, _refunds: &[Refund<'_>], _now: Timestamp) -> Result<bool, StoreError> {
         unavailable()
     }
 

@@ -68,8 +68,8 @@ impl Store for RecordingStore {
         Err(self.record(checks))
     }
 
-    async fn refund(&self, _refunds: &[Refund<'_>], _now: Timestamp) -> Result<(), StoreError> {
-        Ok(())
+    async fn refund(&self, _refunds: &[Refund<'_>], _now: Timestamp) -> Result<bool, StoreError> {
+        Ok(false)
     }
 
     async fn reset(&self, _key: CounterKey<'_>) -> Result<(), StoreError> {
