@@ -149,14 +149,14 @@ async fn charge_of_delayed_requests_refunds_all_of_a_request_or_nothing() {
                 key = client;
                 charges.push(charge);
             }
-            let mut charged: Vec<_> = (0..4).collect();
+            let mut waiting: Vec<_> = (0..4).collect();
             for request in order.clone() {
                 drop(charges[request].take());
                 tokio::task::yield_now().await;
-                if charged.last() == Some(&request) {
-                    charged.pop();
+                if waiting.last() == Some(&request) {
+                    waiting.pop();
                 }
-                let count = charged.len() as u64;
+                let count = waiting.len() as u64;
                 let (_, wait) = remaining(&bench, "shared", b"").await;
                 assert_eq!(wait, TimeSpan::from_secs(count), "{rules}: {request} of {order:?}");
                 let (left, _) = remaining(&bench, "own", &key).await;
