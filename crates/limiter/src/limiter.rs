@@ -381,7 +381,8 @@ impl<S: Store + 'static> Limiter<S> {
     }
 
     /// Decides what this node knows without the store: lock-outs and its own permits.
-    #[inline]
+    #[expect(clippy::inline_always, reason = "the permits are passed on in place")]
+    #[inline(always)]
     fn decide_locally<'a>(
         &self,
         policy: &'a ActivePolicy,

@@ -88,6 +88,7 @@ impl<'a> Ruling<'a> {
     }
 
     /// What metrics, logs and traces record. `limits` are those of its report.
+    #[inline]
     pub fn recorded<'r>(
         &'r self,
         limits: &'r ReportedLimits<'a>,

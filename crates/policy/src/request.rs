@@ -175,8 +175,7 @@ pub struct NormalRequest<'m, 'r> {
     /// The method as sent, which is uppercase.
     pub method: &'r str,
     uri: &'r Uri,
-    /// The normalised host; empty if HTTP/1.0 has none. A copy, because `headers` can be changed.
-    host: Option<String>,
+    host: Option<RequestHost>,
     /// The normalised path, with slashes decoded if the route is configured so.
     pub path: Cow<'r, str>,
     /// The first route that matches.
@@ -196,7 +195,7 @@ impl NormalRequest<'_, '_> {
     /// What the policy is matched against.
     #[inline]
     pub fn facts(&self) -> Facts<'_> {
-        let host = self.host.as_deref();
+        let host = self.host.as_ref().map(RequestHost::as_str);
         Facts { method: self.method, host, path: &self.path, headers: self.headers, peer: self.peer }
     }
 
@@ -217,6 +216,43 @@ impl NormalRequest<'_, '_> {
     }
 }
 
+/// The normalised host of a request while its header is borrowed.
+struct ReadHost<'h> {
+    /// `None` if HTTP/1.0 has none; the name is empty then.
+    header: Option<&'h HeaderValue>,
+    name: Cow<'h, str>,
+}
+
+/// A normalised host, which shares the text of its header unless that had to change.
+#[derive(Debug)]
+enum RequestHost {
+    Sent { header: HeaderValue, length: usize },
+    Changed(String),
+}
+
+impl ReadHost<'_> {
+    fn keep(self) -> RequestHost {
+        match (self.header, self.name) {
+            (Some(header), Cow::Borrowed(name)) => {
+                RequestHost::Sent { header: header.clone(), length: name.len() }
+            }
+            (_, name) => RequestHost::Changed(name.into_owned()),
+        }
+    }
+}
+
+impl RequestHost {
+    fn as_str(&self) -> &str {
+        match self {
+            // Neither happens: a normalised host is visible ASCII, and borrowed from the beginning of the header.
+            Self::Sent { header, length } => {
+                header.to_str().ok().and_then(|host| host.get(..*length)).unwrap_or_default()
+            }
+            Self::Changed(host) => host,
+        }
+    }
+}
+
 impl Matcher {
     /// Reads a request: the same for all interfaces. `now` is called only if a token must be verified.
     #[inline]
@@ -233,7 +269,9 @@ impl Matcher {
         }
         check_method(method, uri.path())?;
         let host = read_host(headers, uri, version)?;
-        let Target { route, path } = self.target(host.as_deref().unwrap_or_default(), uri.path())?;
+        let known_host = host.as_ref().map_or("", |host| &host.name);
+        let Target { route, path } = self.target(known_host, uri.path())?;
+        let host = host.map(ReadHost::keep);
         if options.needs_route && route.is_none() {
             return Err(RequestError::NoRoute);
         }
@@ -259,11 +297,11 @@ impl Matcher {
 
 /// The host of a request. The authority of HTTP/2 or of an absolute URL replaces the `Host` header, which must be valid too.
 /// RFC 9112, section 3.2: HTTP/1.1 requires one valid Host for every form of the target. `None` if the host is not known.
-fn read_host(
-    headers: &mut HeaderMap,
+fn read_host<'h>(
+    headers: &'h mut HeaderMap,
     uri: &Uri,
     version: Option<Version>,
-) -> Result<Option<String>, RequestError> {
+) -> Result<Option<ReadHost<'h>>, RequestError> {
     if let Some(authority) = uri.authority() {
         match host_header(headers) {
             Err(RequestError::NoHost) if version != Some(Version::HTTP_11) => {}
@@ -274,12 +312,12 @@ fn read_host(
     }
     let header = match host_header(headers) {
         Err(RequestError::NoHost) if version == Some(Version::HTTP_10) => {
-            return Ok(Some(String::new()));
+            return Ok(Some(ReadHost { header: None, name: Cow::Borrowed("") }));
         }
         Err(RequestError::NoHost) if version.is_none() => return Ok(None),
         header => header?,
     };
-    Ok(Some(requested_host(header)?.into_owned()))
+    Ok(Some(ReadHost { header: Some(header), name: requested_host(header)? }))
 }
 
 /// Checks the method of a request; `path` is the path as sent.
@@ -321,9 +359,10 @@ pub fn check_http1_headers(version: Version, headers: &HeaderMap) -> Result<(), 
 
 /// The `Host` header of a request, which must appear exactly once.
 fn host_header(headers: &HeaderMap) -> Result<&HeaderValue, RequestError> {
-    let mut hosts = headers.get_all(HOST).iter();
-    let host = hosts.next().ok_or(RequestError::NoHost)?;
-    if hosts.next().is_some() { Err(RequestError::RepeatedHost) } else { Ok(host) }
+    let host = headers.get(HOST).ok_or(RequestError::NoHost)?;
+    // Nearly always no header is repeated.
+    let is_repeated = headers.len() > headers.keys_len() && headers.get_all(HOST).iter().nth(1).is_some();
+    if is_repeated { Err(RequestError::RepeatedHost) } else { Ok(host) }
 }
 
 /// The normalised host of a `Host` header. Does not allocate if it is already normalised.
