@@ -55,10 +55,15 @@ pub(super) struct ConnNeed {
 }
 
 impl ConnNeed {
+    #[inline]
     pub(super) fn new(upstream: &UpstreamGroup, server: &Server, request: &ForwardedRequest) -> Self {
         if server.protocol == ServerProtocol::Http1 {
             return Self { is_plain: request.is_plain(), is_alone: false, has_body: false, owner: None };
         }
+        Self::for_http2(upstream, server, request)
+    }
+
+    fn for_http2(upstream: &UpstreamGroup, server: &Server, request: &ForwardedRequest) -> Self {
         let is_accepted = request.head_profile().is_none_or(|head| server.accepted_head.includes(head));
         let has_body = request.upload().progress() != UploadProgress::Empty;
         let client = request.client();

@@ -7,7 +7,7 @@
 //! An address that cannot be parsed, including a hidden one (`unknown`, `_secret`), ends the search, and the last trusted
 //! proxy is used as the client. Clients that hide their address therefore share one counter.
 
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv6Addr};
 
 use http::HeaderMap;
 use http::header::{FORWARDED, HeaderName};
@@ -179,18 +179,21 @@ impl Addresses {
 
     /// The address that a client is counted by: IPv4 addresses in full, also those in IPv6 addresses; other IPv6 addresses by
     /// prefix.
+    #[inline]
     pub fn counter_address(&self, address: IpAddr) -> IpAddr {
         match address.to_canonical() {
-            IpAddr::V6(address) => {
-                if let Some(address) = embedded_ipv4(address) {
-                    return address.into();
-                }
-                let unused = u32::from(128_u8.saturating_sub(self.ipv6_prefix));
-                let mask = u128::MAX.checked_shl(unused).unwrap_or(0);
-                IpAddr::V6((address.to_bits() & mask).into())
-            }
+            IpAddr::V6(address) => self.counter_address_v6(address),
             v4 @ IpAddr::V4(_) => v4,
         }
+    }
+
+    fn counter_address_v6(&self, address: Ipv6Addr) -> IpAddr {
+        if let Some(address) = embedded_ipv4(address) {
+            return address.into();
+        }
+        let unused = u32::from(128_u8.saturating_sub(self.ipv6_prefix));
+        let mask = u128::MAX.checked_shl(unused).unwrap_or(0);
+        IpAddr::V6((address.to_bits() & mask).into())
     }
 
     fn find_client(&self, peer: IpAddr, hops: impl Iterator<Item = Option<IpAddr>>) -> IpAddr {

@@ -47,7 +47,8 @@ impl Matcher {
     /// The same, but removes invalid headers if that is possible, which is an error unless the policy says `remove`. After an error
     /// with a [`challenge`](HeaderError::challenge) the request is to be counted as one without them: a guess must not be free, and
     /// names no client. Must run after [`HeaderRules`](crate::HeaderRules). `now` is called only if it is needed.
-    #[inline]
+    #[expect(clippy::inline_always, reason = "most policies have none to check")]
+    #[inline(always)]
     pub(crate) fn apply_credentials(
         &self,
         headers: &mut HeaderMap,
