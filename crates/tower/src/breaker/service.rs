@@ -54,26 +54,34 @@ impl<S, C> BreakerService<S, C> {
 
     /// Completes the readiness of the inner service. Its error counts as a failure of the service. While the breaker rejects
     /// calls, nothing waits.
+    #[inline]
     pub(super) fn ready<E: Into<BoxError>>(
         &mut self,
         inner: Poll<Result<(), E>>,
     ) -> Poll<Result<(), BoxError>> {
-        self.is_unready = false;
         match inner {
-            Poll::Ready(Ok(())) => Poll::Ready(Ok(())),
-            Poll::Ready(Err(error)) => {
-                let error = error.into();
-                if let Ok(permit) = self.breaker.try_acquire() {
-                    permit.record(error_outcome(&error));
-                }
-                Poll::Ready(Err(error))
+            Poll::Ready(Ok(())) => {
+                self.is_unready = false;
+                Poll::Ready(Ok(()))
             }
-            Poll::Pending => {
-                self.is_unready =
-                    matches!(self.breaker.state(), BreakerState::Open | BreakerState::ForcedOpen);
-                if self.is_unready { Poll::Ready(Ok(())) } else { Poll::Pending }
-            }
+            Poll::Ready(Err(error)) => Poll::Ready(Err(self.failed(error.into()))),
+            Poll::Pending => self.wait(),
         }
+    }
+
+    #[cold]
+    fn failed(&mut self, error: BoxError) -> BoxError {
+        self.is_unready = false;
+        if let Ok(permit) = self.breaker.try_acquire() {
+            permit.record(error_outcome(&error));
+        }
+        error
+    }
+
+    #[cold]
+    fn wait(&mut self) -> Poll<Result<(), BoxError>> {
+        self.is_unready = matches!(self.breaker.state(), BreakerState::Open | BreakerState::ForcedOpen);
+        if self.is_unready { Poll::Ready(Ok(())) } else { Poll::Pending }
     }
 }
 

@@ -187,11 +187,21 @@ impl Breaker {
             BreakerState::Closed | BreakerState::ForcedClosed => {
                 Ok(CallTicket { generation: word.generation, is_probe: false, slot: ProbeSlot::None })
             }
-            _ => self.try_probe(now()),
+            _ => self.acquire_unless_open(now()),
         }
     }
 
+    /// Rejects the call while the open time lasts: the usual answer of a breaker that is not closed.
     #[cold]
+    fn acquire_unless_open(&self, now: Timestamp) -> Result<CallTicket, BreakerOpen> {
+        let word = StateWord::unpack(self.load());
+        if word.state == BreakerState::Open && now < word.open_until() {
+            return Err(self.reject(Some(word.open_until().since(now))));
+        }
+        self.try_probe(now)
+    }
+
+    #[inline(never)]
     fn try_probe(&self, now: Timestamp) -> Result<CallTicket, BreakerOpen> {
         loop {
             let word = StateWord::unpack(self.load());
