@@ -351,6 +351,15 @@ fn any(one: Result<bool, StoreError>, other: Result<bool, StoreError>) -> Result
 
 impl Store for RedisStore {
     async fn decide(&self, checks: &[Check<'_>], now: Timestamp) -> Result<Decision, StoreError> {
+        // Most decisions under a lease need nothing else. Without this they take an eighth more time: the decision is copied through
+        // the call of a boxed store and two futures.
+        if let [check] = checks
+            && !is_long(check.key)
+            && self.state.settings.coordination(check.key.rule, check.limit) == Coordination::Lease
+            && let Some(decided) = self.state.lease.try_decide(checks, now)
+        {
+            return decided;
+        }
         if checks.iter().any(|check| is_long(check.key)) {
             let hashes = self.state.hash_clients(checks);
             return Box::pin(self.state.decide(&hashes.checks(checks), now)).await;
