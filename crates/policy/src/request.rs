@@ -120,7 +120,7 @@ pub struct RequestHead<'r> {
     /// The version of HTTP, which decides whether `Host` may be missing; `None` if the caller does not know the request itself. Its
     /// host is unknown then if `headers` have none.
     pub version: Option<Version>,
-    /// The headers. Reading removes those that nobody may use.
+    /// The headers. Reading removes those that this peer may not send.
     pub headers: &'r mut HeaderMap,
     /// Which headers there are.
     pub traits: HeaderTraits,

@@ -1,10 +1,10 @@
 //! Clients whose requests may have taken an HTTP/2 connection from others.
 //!
 //! The connection carries requests of many clients, and one of them may break it: its handler closes the connection, or the
-//! server does not accept its head or its frames. Nobody can tell which one it was. So every client with a request on a
+//! server does not accept its head or its frames. The gateway cannot tell which one it was. So every client with a request on a
 //! connection that breaks is suspected, and so is one whose body the server does not read, because that uses up the window of
 //! the connection. One that is suspected twice within [`MEMORY`] gets connections of its own for this time, and harms no others.
-//! A server that cannot be reached has failed by itself, so nobody is suspected any more.
+//! A server that cannot be reached has failed by itself, which ends all suspicions.
 //!
 //! Nothing is locked while no connection breaks.
 

@@ -71,7 +71,7 @@ enum ConnectionState {
 
 /// What happened on a connection.
 enum IoEvent {
-    /// Commands can be executed: those in `input`, and so many bytes that were read into the workspace.
+    /// Commands can be executed: those in `input`, and this many bytes that were read into the workspace.
     Input(Box<Workspace>, usize),
     /// Replies were sent.
     Written,
