@@ -2,6 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
+use tidegate_core::Timestamp;
 use tidegate_limiter::Limiter;
 use tidegate_store::{HeavyKey, Store};
 
@@ -48,8 +49,8 @@ pub trait Backend: Send + Sync + 'static {
     /// Logs a change by an operator and its subject.
     fn log_event(&self, event: &str, message: &str, subject: &str);
 
-    /// Why the last reload failed; `None` if the files are active.
-    fn failed_reload(&self) -> Option<ReloadError>;
+    /// When the running policy was loaded, and whether the last reload failed.
+    fn reload_state(&self) -> ReloadState;
 
     /// Reads the policy again and activates it if it is valid. Only a forced reload removes more bans or keys than the running
     /// policy allows.
@@ -92,6 +93,15 @@ pub struct ReloadReport {
     pub changes: Vec<String>,
     /// The warnings about the new policy.
     pub warnings: String,
+}
+
+/// The state of the policy after the last reload.
+#[derive(Clone, Debug)]
+pub struct ReloadState {
+    /// When the running policy was loaded, by the start or by a reload.
+    pub applied_at: Timestamp,
+    /// Why and when the last reload failed; `None` if the files are active.
+    pub failure: Option<(ReloadError, Timestamp)>,
 }
 
 /// The reload failed; the old policy stays active.

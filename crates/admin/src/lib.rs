@@ -16,7 +16,7 @@ mod server;
 mod state;
 mod token;
 
-pub use backend::{Backend, BreakerAction, BreakerError, ReloadError, ReloadReport};
+pub use backend::{Backend, BreakerAction, BreakerError, ReloadError, ReloadReport, ReloadState};
 pub use proof::{ConnectionAddresses, ServerChallenge};
 pub use server::{AdminServer, AdminStartError};
 pub use state::{AdminState, RestoreError};

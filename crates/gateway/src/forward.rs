@@ -145,7 +145,7 @@ impl<'e, S: Store + 'static> Exchange<'e, S> {
         let resilience = &upstream.resilience;
         let mut bounds = self.time_bounds(upstream, caller.at);
         let mut selected = upstream.select(*caller, &[]).map_err(|error| select_error(upstream, error))?;
-        let has_body = selected.can_start(request.upload());
+        let has_body = self.worker.can_start(upstream, &selected, request.upload());
         if !has_body {
             // Boxed because its state would otherwise be part of every request.
             selected = Box::pin(self.select_with_body(context, selected, request, &mut bounds)).await?;
@@ -191,7 +191,7 @@ impl<'e, S: Store + 'static> Exchange<'e, S> {
             };
             // The body may have outgrown the buffer while the request waited.
             let other = other.filter(|_| request.is_complete());
-            let Some(other) = other.and_then(|other| other.started(request.upload())) else {
+            let Some(other) = other.and_then(|it| self.worker.start(upstream, it, request.upload())) else {
                 return self.accept(end.into_answer()?, upgrade.take(), permits, recording);
             };
             if let RepeatableEnd::Response(answer) = end {
@@ -385,6 +385,46 @@ impl<S: Store + 'static> Worker<S> {
         let message = format!("server {address} of upstream `{name}` keeps failing: no requests for {span}");
         let fields = [("upstream", name.as_str()), ("server", address), ("duration", &span)];
         self.log.event("server_ejected", &message, &fields);
+    }
+
+    /// Whether the first attempt can start. A probe needs the whole body of its request: its client could delay it otherwise.
+    fn can_start(
+        &self,
+        upstream: &UpstreamGroup,
+        selected: &SelectedServer<'_>,
+        upload: &UploadHandle,
+    ) -> bool {
+        if !selected.is_probe() {
+            return true;
+        }
+        self.log_half_open(upstream, selected);
+        upload.is_complete()
+    }
+
+    /// The server of another attempt that starts now; `None` if it cannot.
+    fn start<'u>(
+        &self,
+        upstream: &UpstreamGroup,
+        selected: SelectedServer<'u>,
+        upload: &UploadHandle,
+    ) -> Option<SelectedServer<'u>> {
+        let started = selected.started(upload)?;
+        if started.is_probe() {
+            self.log_half_open(upstream, &started);
+        }
+        Some(started)
+    }
+
+    /// Logs that a breaker has become half-open, when its first probe starts.
+    #[cold]
+    fn log_half_open(&self, upstream: &UpstreamGroup, probe: &SelectedServer<'_>) {
+        if probe.breaker.as_ref().is_some_and(AttemptPermit::take_half_open) {
+            let (name, address) = (&upstream.name, &probe.server.addr);
+            let message =
+                format!("the breaker of upstream `{name}` is half_open: a request probes {address}");
+            let fields = [("upstream", name.as_str()), ("server", address), ("state", "half_open")];
+            self.log.event("breaker_changed", &message, &fields);
+        }
     }
 
     #[cold]

@@ -44,7 +44,10 @@ mod units;
 mod warnings;
 
 pub use bans::{Ban, Bans, Subject, SubjectError};
-pub use compile::{CompileOptions, CompiledPolicy, MAX_FILE_SIZE, ServiceAddresses, compile, compile_with};
+pub use compile::{
+    AdminLocation, CompileOptions, CompiledPolicy, MAX_FILE_SIZE, ServiceAddresses, compile, compile_with,
+    locate_admin,
+};
 pub use diff::{ChangeKind, CounterEffect, PolicyChange, diff};
 pub use directory::{Directory, DirectoryError, Grant, LineError, LineProblem};
 pub use endpoints::{DuplicateEndpoint, EndpointPattern, Endpoints, PatternError};

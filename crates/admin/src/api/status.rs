@@ -4,10 +4,12 @@ use std::path::{Path, PathBuf};
 
 use http::StatusCode;
 use serde::Deserialize;
-use serde_json::json;
+use serde_json::{Value, json};
+use tidegate_core::Timestamp;
 use tidegate_store::durable::BackupError;
 
-use crate::backend::{Backend, ReloadError};
+use super::{remaining, seconds};
+use crate::backend::{Backend, ReloadError, ReloadState};
 use crate::response::{self, ApiError, ApiResponse};
 use crate::server::AdminServer;
 use crate::state::AdminStateError;
@@ -32,11 +34,7 @@ pub(super) async fn status<R: Backend>(server: &AdminServer<R>) -> ApiResponse {
             "version": env!("CARGO_PKG_VERSION"),
             "ready": backend.is_ready(),
             "policy": backend.source(),
-            "reload": match backend.failed_reload() {
-                None => json!({ "result": "applied" }),
-                Some(error @ ReloadError::Invalid { .. }) => json!({ "result": "invalid", "reason": error.to_string() }),
-                Some(error @ ReloadError::Refused { .. }) => json!({ "result": "refused", "reason": error.to_string() }),
-            },
+            "reload": reload_view(&backend.reload_state(), server.state.now()),
             "connections": backend.connections(),
             "bans": { "operator": server.state.bans().await.len(), "policy": plan.bans.len() },
             "overrides": server.state.overrides().await.len(),
@@ -47,6 +45,21 @@ pub(super) async fn status<R: Backend>(server: &AdminServer<R>) -> ApiResponse {
             "routes": backend.routes(),
         }),
     )
+}
+
+/// The result of the last reload, with times in Unix seconds.
+fn reload_view(ReloadState { applied_at, failure }: &ReloadState, now: Timestamp) -> Value {
+    let mut view = json!({ "result": "applied", "applied_at": seconds(*applied_at) });
+    if let Some((error, failed_at)) = failure {
+        view["result"] = match error {
+            ReloadError::Invalid { .. } => "invalid".into(),
+            ReloadError::Refused { .. } => "refused".into(),
+        };
+        view["reason"] = error.to_string().into();
+        view["failed_at"] = seconds(*failed_at).into();
+        view["failed"] = remaining(now, *failed_at).into();
+    }
+    view
 }
 
 /// The body of a reload request.

@@ -14,12 +14,12 @@ use hyper::client::conn::http1::{self, SendRequest};
 use hyper_util::rt::TokioIo;
 use serde_json::Value;
 use tidegate_admin::{AdminToken, ConnectionAddresses, ServerChallenge};
-use tidegate_policy::{AdminPlan, compile, split_port};
+use tidegate_policy::{AdminLocation, AdminPlan, locate_admin, split_port};
 use tokio::net::TcpStream;
 use tokio::time::timeout;
 
 use crate::args::AdminArgs;
-use crate::file::{self, PolicyFolder};
+use crate::file;
 use crate::print::write_stderr;
 use crate::serve::state::{self, TokenReader};
 
@@ -49,12 +49,13 @@ pub(super) struct AdminClient {
 impl AdminClient {
     /// Finds the address and the token by the policy, by the arguments, or in their default locations.
     pub(super) fn from_args(args: &AdminArgs) -> anyhow::Result<Self> {
+        let is_specified = args.admin.is_some() && args.token_file.is_some();
         let (default_authority, default_token_file) = match &args.config {
-            Some(path) => {
+            Some(path) if !is_specified => {
                 let (address, token) = locate_by_policy(path)?;
                 (address, Some(token))
             }
-            None => (AdminPlan::LISTEN.to_owned(), state::user_token_file()),
+            _ => (AdminPlan::LISTEN.to_owned(), state::user_token_file()),
         };
         let authority = match &args.admin {
             Some(url) => parse_authority(url)?,
@@ -214,25 +215,32 @@ fn api_error(status: StatusCode, result: &Value) -> anyhow::Error {
     }
 }
 
-/// Returns the address of the admin API of a policy, and its token file.
+/// Returns the address of the admin API of a policy, and its token file. The policy may be invalid: the gateway runs with an
+/// earlier version of it.
 fn locate_by_policy(path: &Path) -> anyhow::Result<(String, PathBuf)> {
     let name = path.display().to_string();
     let bytes = file::read_policy(path)
         .map_err(|error| anyhow!("cannot read {name}: {}", file::describe_io_error(&error)))?;
-    let plan = match compile(&name, &bytes, &PolicyFolder::of(path)) {
-        Ok(compiled) => compiled.plan,
+    let AdminLocation { admin, directory, syntax } = match locate_admin(&name, &bytes) {
+        Ok(location) => location,
         Err(problems) => {
             write_stderr(problems);
             bail!(
-                "{name}: invalid policy; fix the problems listed above, or specify the gateway with --admin URL and \
-                 --token-file FILE"
+                "{name} does not say where the admin API is; fix the problems listed above, or specify the gateway with \
+                 --admin URL and --token-file FILE"
             );
         }
     };
-    let Some(admin) = &plan.admin else {
+    if !syntax.is_empty() {
+        write_stderr(format_args!(
+            "{name} is invalid (`tidegate check {name}` says why); `admin` and `store.directory` are read up to the first \
+             error\n"
+        ));
+    }
+    let Some(admin) = &admin else {
         bail!("{name} disables the admin API (`admin: off`); remove that line and restart the gateway")
     };
-    Ok((connectable_address(admin.address()), state::token_file(path, &plan)))
+    Ok((connectable_address(admin.address()), state::token_file(path, admin, directory.as_deref())))
 }
 
 /// Replaces an unspecified address, such as 0.0.0.0, by the loopback address.

@@ -24,9 +24,12 @@ pub(super) fn format(status: &Value) -> String {
         status["overrides"],
     )];
     if let Some(reason) = status["reload"]["reason"].as_str() {
+        let ago = text(&status["reload"], "failed");
         let result = match text(&status["reload"], "result") {
-            "refused" => "refused; if the loss is intended, run `tidegate reload --force`",
-            _ => "failed; the running policy stays active",
+            "refused" => {
+                format!("refused {ago} ago; if the loss is intended, run `tidegate reload --force`")
+            }
+            _ => format!("failed {ago} ago; the running policy stays active"),
         };
         lines.push(format!("  reload       {result}: {}\n", reason.replace('\n', "\n               ")));
     }

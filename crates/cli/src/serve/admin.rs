@@ -10,6 +10,7 @@ use anyhow::{Context, anyhow, bail};
 use serde_json::Value;
 use tidegate_admin::{
     AdminServer, AdminState, AdminToken, Backend, BreakerAction, BreakerError, ReloadError, ReloadReport,
+    ReloadState,
 };
 use tidegate_gateway::Gateway;
 use tidegate_limiter::Limiter;
@@ -57,7 +58,8 @@ impl AdminBackend {
             PolicyOrigin::CommandLine(_) => "the command line".to_owned(),
             PolicyOrigin::Demo(_) => "the built-in demo".to_owned(),
         };
-        let (reload_results, is_ready) = (Arc::default(), AtomicBool::new(true));
+        let started = gateway.limiter().clock().now();
+        let (reload_results, is_ready) = (Arc::new(ReloadResults::new(started)), AtomicBool::new(true));
         let backend = Self { gateway, certificates, source, reloads, reload_results, is_ready };
         (Arc::new(backend), reload_requests)
     }
@@ -154,6 +156,7 @@ impl Backend for AdminBackend {
         );
         page.single(dropped, MetricKind::Counter, help, self.limiter().penalties().dropped_lock_outs());
         self.certificates.write(&mut page);
+        write_build(&mut page);
         self.reload_results.write(&mut page);
         (page.into_text(), Exposition::CONTENT_TYPE)
     }
@@ -162,8 +165,8 @@ impl Backend for AdminBackend {
         tracing::info!(event, subject, "{message}");
     }
 
-    fn failed_reload(&self) -> Option<ReloadError> {
-        self.reload_results.failure()
+    fn reload_state(&self) -> ReloadState {
+        self.reload_results.state()
     }
 
     async fn reload(&self, is_forced: bool) -> Result<ReloadReport, ReloadError> {
@@ -173,6 +176,14 @@ impl Backend for AdminBackend {
         self.reloads.send(request).await.map_err(|_| stopping_error())?;
         outcome.await.map_err(|_| stopping_error())?
     }
+}
+
+/// Writes which program runs.
+fn write_build(page: &mut Exposition) {
+    let help = "The running program; always 1.";
+    let mut family = page.family("tidegate_build_info", MetricKind::Gauge, help);
+    let (version, os, arch) = (env!("CARGO_PKG_VERSION"), std::env::consts::OS, std::env::consts::ARCH);
+    family.sample(&[("version", version), ("os", os), ("arch", arch)], 1);
 }
 
 /// Writes the metrics of counters in this process.
@@ -235,7 +246,9 @@ impl AdminListener {
             }
         };
         let bound = listener.local_addr()?;
-        let path = policy.map(|policy| state::token_file(policy, plan)).or_else(state::user_token_file);
+        let directory = plan.store.directory.as_deref();
+        let path =
+            policy.map(|policy| state::token_file(policy, admin, directory)).or_else(state::user_token_file);
         let (token, location) =
             state::load_or_create_token(path.as_deref(), bound.ip().to_canonical().is_loopback())?;
         let token_text = match location {

@@ -142,7 +142,7 @@ impl ServeEvents {
                     &["internal error while loading the policy".to_owned()],
                 ),
             };
-            self.results.record(outcome.as_ref().err());
+            self.results.record(outcome.as_ref().err(), self.clock.now());
             if let Some(reply_to) = request.reply_to {
                 // The sender of the request may have disconnected.
                 let _ = reply_to.send(outcome);

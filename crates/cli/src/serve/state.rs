@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, anyhow, bail};
 use tidegate_admin::AdminToken;
-use tidegate_policy::Plan;
+use tidegate_policy::{AdminPlan, Plan};
 use tidegate_store::durable::{Contents, Durable};
 
 use super::owner::TokenFileAccess;
@@ -33,7 +33,9 @@ pub(crate) struct DurableState {
 impl DurableState {
     /// Opens the state of the policy file `policy`. Without a file, the state is kept in memory only.
     pub(crate) fn open(policy: Option<&Path>, plan: &Plan) -> anyhow::Result<Self> {
-        let Some(folder) = policy.map(|policy| state_folder(policy, plan)) else { return Self::in_memory() };
+        let Some(folder) = policy.map(|policy| state_folder(policy, plan.store.directory.as_deref())) else {
+            return Self::in_memory();
+        };
         if let Err(error) = DirBuilder::new().recursive(true).mode(0o700).create(&folder) {
             let is_configured = plan.store.directory.is_some();
             if is_configured
@@ -65,19 +67,19 @@ impl DurableState {
 }
 
 /// The folder of the persistent state of a policy.
-fn state_folder(policy: &Path, plan: &Plan) -> PathBuf {
+fn state_folder(policy: &Path, directory: Option<&str>) -> PathBuf {
     let beside = policy.parent().unwrap_or(Path::new(""));
-    match &plan.store.directory {
+    match directory {
         Some(directory) => beside.join(directory),
         None => policy.with_extension("state"),
     }
 }
 
 /// The token file of a policy's admin API.
-pub(crate) fn token_file(policy: &Path, plan: &Plan) -> PathBuf {
-    match plan.admin.as_ref().and_then(|admin| admin.token_file.as_ref()) {
+pub(crate) fn token_file(policy: &Path, admin: &AdminPlan, directory: Option<&str>) -> PathBuf {
+    match &admin.token_file {
         Some(name) => policy.parent().unwrap_or(Path::new("")).join(name),
-        None => state_folder(policy, plan).join(TOKEN_FILE),
+        None => state_folder(policy, directory).join(TOKEN_FILE),
     }
 }
 

@@ -1,5 +1,6 @@
 //! The circuit breakers of an upstream: one for each server, or one for all of them.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tidegate_core::{
@@ -38,6 +39,8 @@ struct BreakerClients {
     shares: FailureShares,
     /// The latest probe that has not succeeded.
     latest_probe: Mutex<Option<UnsuccessfulProbe>>,
+    /// The breaker has become half-open, and the log does not say so yet: the first probe may be canceled before it is sent.
+    has_become_half_open: AtomicBool,
 }
 
 /// A probe without success. Until a time its client leaves others to probe.
@@ -135,6 +138,9 @@ impl UpstreamBreaker {
             return Err(BreakerOpen { retry_after: Some(left) });
         }
         let permit = self.breaker.try_acquire()?;
+        if permit.is_first_probe() {
+            self.clients.has_become_half_open.store(true, Ordering::Relaxed);
+        }
         if permit.is_probe() {
             // Others may probe once it hangs.
             let until = self.clock.now() + self.breaker.breaker().hung_after() + PROBE_PAUSE;
@@ -209,6 +215,11 @@ impl AttemptPermit<'_> {
     /// Whether it probes a server that has failed.
     pub(crate) fn is_probe(&self) -> bool {
         self.permit.as_ref().is_some_and(BreakerPermit::is_probe)
+    }
+
+    /// Whether the breaker has become half-open since the last call, for one caller.
+    pub(crate) fn take_half_open(&self) -> bool {
+        self.breaker.clients.has_become_half_open.swap(false, Ordering::Relaxed)
     }
 
     /// Its duration is not due to the server alone.

@@ -36,14 +36,15 @@ pub(crate) struct SelectedServer<'u> {
 }
 
 impl SelectedServer<'_> {
-    /// Whether the attempt can start. A probe needs the whole body of its request: its client could delay it otherwise.
-    pub(crate) fn can_start(&self, upload: &UploadHandle) -> bool {
-        !self.breaker.as_ref().is_some_and(AttemptPermit::is_probe) || upload.is_complete()
+    /// Whether it is to probe a server that has failed.
+    pub(crate) fn is_probe(&self) -> bool {
+        self.breaker.as_ref().is_some_and(AttemptPermit::is_probe)
     }
 
     /// The same server for an attempt that starts now, although its client may delay it; `None` if others do that already.
     pub(crate) fn started(mut self, upload: &UploadHandle) -> Option<Self> {
-        if self.can_start(upload) || self.breaker.as_mut().is_none_or(AttemptPermit::delay) {
+        if !self.is_probe() || upload.is_complete() || self.breaker.as_mut().is_none_or(AttemptPermit::delay)
+        {
             return Some(self);
         }
         self.cancel();

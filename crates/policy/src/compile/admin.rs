@@ -3,10 +3,48 @@
 use std::net::IpAddr;
 
 use crate::compile::{routing, scalar};
-use crate::language::{ADMIN, OFF};
+use crate::language::{ADMIN, OFF, POLICY, STORE};
 use crate::plan::AdminPlan;
-use crate::raw::{Fields, Finding, ProblemReport, YamlNode, YamlValue};
+use crate::problem::Problems;
+use crate::raw::{self, Fields, Finding, ProblemReport, YamlNode, YamlValue};
 use crate::render::quote;
+
+/// Where the admin API of a policy and its token are, for programs that call it.
+#[derive(Clone, Debug)]
+pub struct AdminLocation {
+    /// The admin API; `None` if the policy disables it.
+    pub admin: Option<AdminPlan>,
+    /// `store.directory`.
+    pub directory: Option<String>,
+    /// Syntax errors. What follows the first one was not read.
+    pub syntax: Problems,
+}
+
+/// Finds the admin API of the policy `bytes`, which may be invalid: only `admin` and `store.directory` are read. Fails if these
+/// are.
+pub fn locate_admin(file: &str, bytes: &[u8]) -> Result<AdminLocation, Problems> {
+    let text = super::text(file, bytes).map_err(|problems| *problems)?;
+    let mut syntax = ProblemReport::new(file, text);
+    let root = raw::parse_prefix(text, &mut syntax);
+    let mut report = ProblemReport::new(file, text);
+    // What else is wrong with the sections that contain them.
+    let mut ignored = ProblemReport::new(file, text);
+    let fields = root.as_ref().and_then(|root| Fields::open(root, &POLICY, &mut ignored));
+    let section = |key| fields.as_ref().and_then(|fields| fields.get(key));
+    let admin = admin(section("admin"), &mut report);
+    let store = section("store").and_then(|node| Fields::open(node, &STORE, &mut ignored));
+    let directory = store.and_then(|store| directory(&store, &mut report));
+    if report.failed() {
+        return Err(report.finish(root.as_ref()));
+    }
+    Ok(AdminLocation { admin, directory, syntax: syntax.finish(root.as_ref()) })
+}
+
+/// Decodes `store.directory`.
+pub(super) fn directory<'s>(store: &Fields<'_, 's>, report: &mut ProblemReport<'s>) -> Option<String> {
+    let text = scalar::text(store.get("directory")?, "a directory, for example `/var/lib/tidegate`", report)?;
+    Some(text.to_owned())
+}
 
 pub(super) fn admin<'s>(node: Option<&YamlNode<'s>>, report: &mut ProblemReport<'s>) -> Option<AdminPlan> {
     let Some(node) = node else { return Some(AdminPlan::default()) };

@@ -40,6 +40,7 @@ use crate::problem::Problems;
 use crate::raw::{self, Fields, Finding, NodeRef, ProblemReport, SourcePosition, YamlNode};
 use crate::warnings;
 use addresses::AllListeners;
+pub use admin::{AdminLocation, locate_admin};
 use names::RuleNames;
 pub use service::ServiceAddresses;
 

@@ -5,7 +5,7 @@ use std::num::NonZeroU32;
 use tidegate_core::{Algorithm, Coordination, StoreFailureMode};
 
 use crate::compile::store_url::store_url;
-use crate::compile::{CompileContext, files, routing, scalar};
+use crate::compile::{CompileContext, admin, files, routing, scalar};
 use crate::language::{COORDINATIONS, STORE, STORE_FAILURE_MODES, STORE_TLS};
 use crate::plan::{RuleSharing, Secret, SecretFile, StorePlan, StoreTlsPlan, StoreUrl};
 use crate::raw::{Fields, Finding, NodeRef, YamlNode};
@@ -85,10 +85,7 @@ fn local_settings<'s>(fields: &Fields<'_, 's>, plan: &mut StorePlan, context: &m
         }
         plan.max_memory = bytes;
     }
-    if let Some(node) = fields.get("directory") {
-        let text = scalar::text(node, "a directory, for example `/var/lib/tidegate`", report);
-        plan.directory = text.map(str::to_owned);
-    }
+    plan.directory = admin::directory(fields, report);
 }
 
 /// Decodes the settings of a shared store, except for files. Invalid ones keep their defaults; they have been reported.

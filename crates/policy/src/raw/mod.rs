@@ -10,7 +10,7 @@ mod report;
 use std::borrow::Cow;
 
 pub(crate) use fields::{Fields, nearest};
-pub(crate) use parse::parse;
+pub(crate) use parse::{parse, parse_prefix};
 pub(crate) use report::{Finding, NodeRef, ProblemReport};
 
 /// A value with its position.

@@ -23,6 +23,23 @@ const MAX_COPIED_TEXT: usize = 16 << 20;
 
 /// Parses `text`. Returns `None` if it is empty or invalid; problems go to `report`.
 pub(crate) fn parse<'s>(text: &'s str, report: &mut ProblemReport<'s>) -> Option<YamlNode<'s>> {
+    let (tree, result) = build(text, report);
+    tree.root.filter(|_| result.is_ok())
+}
+
+/// Parses `text` up to its first syntax error. Of an invalid text, the tree has the values of the outermost mapping that are
+/// complete before the error.
+pub(crate) fn parse_prefix<'s>(text: &'s str, report: &mut ProblemReport<'s>) -> Option<YamlNode<'s>> {
+    let (tree, result) = build(text, report);
+    if result.is_ok() || tree.root.is_some() {
+        return tree.root;
+    }
+    let OpenLevel { open, id, position, .. } = tree.levels.into_iter().next()?;
+    let OpenCollection::Mapping { entries, .. } = open else { return None };
+    Some(YamlNode { id, position, value: YamlValue::Mapping(entries) })
+}
+
+fn build<'s>(text: &'s str, report: &mut ProblemReport<'s>) -> (TreeBuilder<'s>, Result<(), ParseAbort>) {
     let mut options = Options::default();
     options.flow_nesting_limit = MAX_DEPTH;
     options.block_nesting_limit = MAX_DEPTH;
@@ -41,10 +58,10 @@ pub(crate) fn parse<'s>(text: &'s str, report: &mut ProblemReport<'s>) -> Option
             }
         };
         if step.is_err() {
-            return None;
+            return (tree, step);
         }
     }
-    tree.root
+    (tree, Ok(()))
 }
 
 /// The most likely cause of a syntax error.

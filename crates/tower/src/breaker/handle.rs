@@ -76,6 +76,11 @@ impl BreakerPermit {
         self.ticket.as_ref().is_some_and(CallTicket::is_probe)
     }
 
+    /// Whether the call has made the breaker half-open.
+    pub fn is_first_probe(&self) -> bool {
+        self.ticket.as_ref().is_some_and(CallTicket::is_first_probe)
+    }
+
     /// The call does not count as slow, however long it takes: part of its time is not due to the service.
     pub fn ignore_duration(&mut self) {
         self.started = None;

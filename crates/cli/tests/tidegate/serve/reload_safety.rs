@@ -5,8 +5,10 @@ use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use serde_json::{Value, json};
 use tidegate_testkit::client::{Connection, get};
 use tidegate_testkit::process::PolicyFile;
+use tidegate_testkit::wait::eventually_blocking;
 
 use super::admin::{AdminGateway, policy_text};
 use crate::program::run;
@@ -147,4 +149,35 @@ fn fifo_as_policy_ban_list_or_token_fails_the_start() {
     make_fifo(&policy.beside("t"));
     let error = start(&policy.path());
     assert!(error.contains("not a regular file"), "{error}");
+}
+
+#[test]
+fn metrics_and_status_say_when_the_policy_was_loaded_and_when_a_reload_failed() {
+    let gateway = start(BANS);
+    let metrics = || gateway.send("GET", "/metrics", "").text();
+    let loaded_at = || {
+        let page = metrics();
+        let name = "tidegate_reload_last_success_timestamp_seconds ";
+        page.lines().find_map(|line| line.strip_prefix(name)?.parse::<u64>().ok()).expect(name)
+    };
+    let build = format!("tidegate_build_info{{version=\"{}\"", env!("CARGO_PKG_VERSION"));
+    assert!(metrics().contains(&build), "{}", metrics());
+    let started = loaded_at();
+    assert!(started > 1_700_000_000);
+    std::fs::remove_file(gateway.policy.beside("bans.txt")).unwrap();
+    gateway.server.signal("-HUP");
+    gateway.server.wait_for_log("reload_failed");
+    eventually_blocking("a recorded failure", || metrics().contains("tidegate_reload_failed 1"));
+    assert!(metrics().contains("tidegate_reloads_total{result=\"invalid\"} 1"), "{}", metrics());
+    assert_eq!(loaded_at(), started);
+    let reload = gateway.send("GET", "/v1/status", "").json()["reload"].clone();
+    assert_eq!((&reload["result"], &reload["applied_at"]), (&json!("invalid"), &json!(started)), "{reload}");
+    assert!(reload["failed_at"].as_u64() >= Some(started), "{reload}");
+    let (_, status, _) = gateway.command(&["status"]);
+    assert!(status.contains("  reload       failed ") && status.contains("s ago; the running"), "{status}");
+    replace_bans(&gateway, BANS);
+    assert!(gateway.command(&["reload"]).0);
+    let reload = gateway.send("GET", "/v1/status", "").json()["reload"].clone();
+    assert_eq!((&reload["result"], &reload["failed_at"]), (&json!("applied"), &Value::Null), "{reload}");
+    assert!(loaded_at() >= started);
 }

@@ -56,8 +56,19 @@ pub struct Breaker {
 #[must_use]
 pub struct CallTicket {
     generation: u64,
-    is_probe: bool,
+    kind: CallKind,
     slot: ProbeSlot,
+}
+
+/// What a call is for the breaker.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum CallKind {
+    /// The breaker is closed.
+    Ordinary,
+    /// It made the breaker half-open.
+    FirstProbe,
+    /// The breaker was half-open.
+    LaterProbe,
 }
 
 /// What a call occupies.
@@ -74,7 +85,12 @@ enum ProbeSlot {
 impl CallTicket {
     /// Whether the call probes a service that has failed.
     pub const fn is_probe(&self) -> bool {
-        self.is_probe
+        !matches!(self.kind, CallKind::Ordinary)
+    }
+
+    /// Whether the call has made the breaker half-open.
+    pub const fn is_first_probe(&self) -> bool {
+        matches!(self.kind, CallKind::FirstProbe)
     }
 }
 
@@ -184,9 +200,11 @@ impl Breaker {
     pub fn try_acquire(&self, now: impl FnOnce() -> Timestamp) -> Result<CallTicket, BreakerOpen> {
         let word = StateWord::unpack(self.load());
         match word.state {
-            BreakerState::Closed | BreakerState::ForcedClosed => {
-                Ok(CallTicket { generation: word.generation, is_probe: false, slot: ProbeSlot::None })
-            }
+            BreakerState::Closed | BreakerState::ForcedClosed => Ok(CallTicket {
+                generation: word.generation,
+                kind: CallKind::Ordinary,
+                slot: ProbeSlot::None,
+            }),
             _ => self.acquire_unless_open(now()),
         }
     }
@@ -209,7 +227,7 @@ impl Breaker {
                 BreakerState::Closed | BreakerState::ForcedClosed => {
                     return Ok(CallTicket {
                         generation: word.generation,
-                        is_probe: false,
+                        kind: CallKind::Ordinary,
                         slot: ProbeSlot::None,
                     });
                 }
@@ -232,7 +250,9 @@ impl Breaker {
                 (is_same, word.generation)
             };
             if is_confirmed {
-                return Ok(CallTicket { generation, is_probe: true, slot: ProbeSlot::Prompt });
+                let is_first = word.state == BreakerState::Open;
+                let kind = if is_first { CallKind::FirstProbe } else { CallKind::LaterProbe };
+                return Ok(CallTicket { generation, kind, slot: ProbeSlot::Prompt });
             }
             self.probes.release();
         }
@@ -278,7 +298,7 @@ impl Breaker {
         outcome: CallOutcome,
         timing: impl FnOnce() -> CallTiming,
     ) -> Option<BreakerState> {
-        if outcome == CallOutcome::Success && self.window.is_none() && !ticket.is_probe {
+        if outcome == CallOutcome::Success && self.window.is_none() && !ticket.is_probe() {
             let word = StateWord::unpack(self.load());
             // Most calls end here.
             if word.payload == 0 || word.state != BreakerState::Closed {
@@ -295,7 +315,7 @@ impl Breaker {
         timing: CallTiming,
     ) -> Option<BreakerState> {
         let has_failed = match outcome {
-            CallOutcome::ClientError if ticket.is_probe => false,
+            CallOutcome::ClientError if ticket.is_probe() => false,
             CallOutcome::Neutral | CallOutcome::ClientError => {
                 self.cancel(ticket);
                 return None;
@@ -305,7 +325,7 @@ impl Breaker {
         };
         let is_slow = self.config.slow.is_some_and(|slow| timing.elapsed >= slow.over);
         let call = CallRecord { has_failed, is_slow };
-        let changed = if ticket.is_probe {
+        let changed = if ticket.is_probe() {
             self.record_probe(&ticket, call, timing)
         } else {
             self.record_call(&ticket, call, timing)

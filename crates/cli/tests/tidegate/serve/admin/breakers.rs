@@ -5,6 +5,7 @@ use tidegate_testkit::client::request;
 use tidegate_testkit::port::free_address;
 use tidegate_testkit::process::PolicyFile;
 use tidegate_testkit::server::echo;
+use tidegate_testkit::wait::eventually_blocking;
 
 use super::AdminGateway;
 
@@ -77,4 +78,22 @@ fn breaker_command_to_unknown_target_is_rejected() {
     let (done, _, errors) = gateway.command(&["breaker", "open", "plain"]);
     assert!(!done && errors.contains("no breaker") && errors.contains("`plain`"), "{errors}");
     assert_eq!(get(&gateway, "/"), 200);
+}
+
+#[test]
+fn breaker_that_lets_a_probe_pass_is_half_open_in_the_log() {
+    let dead = free_address();
+    let gateway = AdminGateway::serve(PolicyFile::new(&format!(
+        "upstreams: {{ api: {{ servers: ['http://{dead}'], breaker: {{ failures: 1, open_for: 100ms }} }} }}\n\
+         routes: [{{ path: /**, upstream: api }}]\nadmin: {{ listen: '127.0.0.1:0' }}\n",
+    )));
+    assert_eq!(get(&gateway, "/"), 502);
+    let line = gateway.server.wait_for_log("breaker_changed");
+    assert!(line.contains("\"state\":\"open\""), "{line}");
+    eventually_blocking("a probe", || get(&gateway, "/") == 502);
+    for state in ["half_open", "open"] {
+        let line = gateway.server.wait_for_log("breaker_changed");
+        assert!(line.contains(&format!("\"state\":\"{state}\"")), "{line}");
+        assert!(line.contains(&dead.to_string()), "{line}");
+    }
 }

@@ -190,6 +190,36 @@ fn command_finds_and_verifies_the_gateway_of_its_policy() {
 }
 
 #[test]
+fn command_finds_the_gateway_although_its_policy_file_is_invalid_now() {
+    let text = policy_text("").replace("127.0.0.1:0", &free_address().to_string());
+    let gateway = AdminGateway::serve(PolicyFile::new(&text));
+    let status = || run(&["status", "--config", &gateway.policy.path()]);
+    for invalid in [
+        text.replace("window: 1h", "window: soon"),
+        text.replace("rate_limits:", "rate_limit:"),
+        format!("{text}clients: {{}}\nbans: {{ file: missing.txt }}\n"),
+        format!("{text}broken: [{{ this is no YAML"),
+    ] {
+        gateway.policy.write(&invalid);
+        let output = status();
+        assert!(output.status.success(), "{invalid}: {output:?}");
+        assert!(String::from_utf8(output.stdout).unwrap().contains("(ready)"));
+    }
+    let errors = String::from_utf8(status().stderr).unwrap();
+    assert!(errors.contains("is invalid") && errors.contains("tidegate check"), "{errors}");
+    // What says where the gateway is must be valid.
+    gateway.policy.write(&text.replace("admin: { listen:", "admin: { listne:"));
+    let output = status();
+    let errors = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(1));
+    assert!(errors.contains("did you mean `listen`?") && errors.contains("--admin URL"), "{errors}");
+    let token = format!("{}/admin.token", state(&gateway.policy));
+    let url = format!("http://{}", gateway.admin);
+    let args = ["status", "--config", &gateway.policy.path(), "--admin", &url, "--token-file", &token];
+    assert!(run(&args).status.success(), "the policy is not needed");
+}
+
+#[test]
 fn state_file_deleted_or_replaced_loses_no_acknowledged_change() {
     let gateway = AdminGateway::start("");
     let ban = |gateway: &AdminGateway, user: &str| {
