@@ -16,6 +16,15 @@ pub enum Role {
     Advisory,
     /// Never rejects, and is charged even if it does not fit.
     Overage,
+    /// Never rejects, and is charged only if it fits: otherwise an action takes the place of the rejection.
+    Action,
+}
+
+impl Role {
+    /// Whether the limit is enforced: clients are told about it.
+    pub const fn is_enforced(self) -> bool {
+        !matches!(self, Self::Advisory)
+    }
 }
 
 /// One check: may this key spend this cost of this limit?

@@ -46,6 +46,7 @@ extern crate alloc;
 #[cfg(loom)]
 extern crate std;
 
+mod action;
 mod bucket;
 mod coordination;
 mod decision;
@@ -66,6 +67,7 @@ mod units;
 mod visible;
 mod word;
 
+pub use action::{ActionKind, ActionSet, Borrow, Slowdown, SlowdownError};
 pub use bucket::{Level, Rate};
 pub use coordination::{Coordination, StoreFailureMode};
 pub use decision::{
@@ -80,7 +82,7 @@ pub use limit::{
     StepResult, UnknownAlgorithm, WORD_MAX,
 };
 pub use penalty::{Penalty, PenaltyError, PenaltyState};
-pub use report::{DecisionKind, LimitReport, LimitUnit, RecordedDecision};
+pub use report::{DecisionKind, LimitReport, LimitUnit, RecordedDecision, RuleAction};
 pub use resilience::adaptive_limit::{AdaptiveConfig, AdaptiveConfigError, AdaptiveLimit, Criticality};
 pub use resilience::backoff::{Backoff, BackoffDelays, BackoffError, Jitter};
 pub use resilience::breaker::{

@@ -2,6 +2,7 @@
 
 use core::fmt;
 
+use crate::action::ActionKind;
 use crate::key::RuleId;
 use crate::time::TimeSpan;
 use crate::units::ByteSize;
@@ -94,15 +95,26 @@ pub struct RecordedDecision<'a, I> {
     pub rejected_by: Option<RuleId>,
     /// The limit that the response reports.
     pub limit: Option<&'a LimitReport<'a>>,
-    /// The rules in shadow mode that would have rejected the request.
-    pub shadow_rejections: I,
+    /// The action that the request gets in place of a rejection, or that delays it.
+    pub action: Option<RuleAction>,
+    /// What rules in shadow mode would have done.
+    pub shadow_actions: I,
 }
 
-impl RecordedDecision<'_, core::iter::Empty<RuleId>> {
+/// What a rule does about a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RuleAction {
+    /// The rule.
+    pub rule: RuleId,
+    /// What it does.
+    pub kind: ActionKind,
+}
+
+impl RecordedDecision<'_, core::iter::Empty<RuleAction>> {
     /// A decision without rules.
     pub const fn new(kind: DecisionKind) -> Self {
-        let shadow_rejections = core::iter::empty();
-        Self { kind, client: None, rejected_by: None, limit: None, shadow_rejections }
+        let shadow_actions = core::iter::empty();
+        Self { kind, client: None, rejected_by: None, limit: None, action: None, shadow_actions }
     }
 }
 

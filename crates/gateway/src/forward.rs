@@ -13,6 +13,7 @@ use tidegate_policy::FallbackPlan;
 use tidegate_store::Store;
 use tidegate_telemetry::AttemptResult;
 
+use crate::act::Degradation;
 use crate::attempt_end::{AttemptFailure, latency_sample, outcome_of, status_cause, upload_error};
 use crate::error::{OpenBreaker, ServeError};
 use crate::http::header_flags::HeaderFlags;
@@ -113,8 +114,10 @@ impl<'e, S: Store + 'static> Exchange<'e, S> {
     ) -> Result<Response<ResponseBody>, ServeError> {
         let fallback = context.upstream.resilience.plan.fallback.as_ref();
         let fallback = match fallback {
-            Some(FallbackPlan::Upstream(index)) => self.snapshot.upstreams().get(*index),
-            Some(FallbackPlan::Response { .. }) | None => None,
+            Some(FallbackPlan::Upstream(index)) if !self.is_never_served_by(*index) => {
+                self.snapshot.upstreams().get(*index)
+            }
+            Some(_) | None => None,
         };
         match self.send_to(outbound, &context, charge.as_deref_mut()).await {
             Err(ServeError::BreakerOpen(_)) if fallback.is_some() && outbound.request.rewind() => {
@@ -132,6 +135,11 @@ impl<'e, S: Store + 'static> Exchange<'e, S> {
             }
             sent => sent,
         }
+    }
+
+    /// Whether this is the usual upstream of a request that goes to a cheaper one.
+    fn is_never_served_by(&self, upstream: usize) -> bool {
+        matches!(self.degradation, Some(Degradation::Upstream { usual, .. }) if usual == upstream)
     }
 
     /// Sends a request to servers of an upstream until there is a response to forward or no attempt is left.

@@ -6,6 +6,7 @@
 
 #![forbid(unsafe_code)]
 
+mod act;
 mod admit;
 mod attempt_end;
 mod builder;

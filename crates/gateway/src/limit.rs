@@ -1,11 +1,12 @@
 //! What the limiter's ruling means for a request: rate-limit headers, the record, waiting, or an error.
 
-use tidegate_core::{TimeSpan, Timestamp};
-use tidegate_limiter::{Charge, ChargeUse, Ruling, ServeReason, ServeRuling};
-use tidegate_policy::Facts;
+use tidegate_core::{RecordedDecision, RuleAction, TimeSpan, Timestamp};
+use tidegate_limiter::{Charge, ChargeUse, CheckContext, RefuseRuling, ReportedLimits, Ruling, ServeReason};
+use tidegate_policy::{Facts, Route};
 use tidegate_store::{Permit, Store};
 use tidegate_telemetry::DecisionSink;
 
+use crate::act::{Degradation, PERFORMED};
 use crate::error::{RefusedRequest, ServeError};
 use crate::service::Exchange;
 use crate::upstream::{StickyKey, UpstreamGroup};
@@ -21,6 +22,8 @@ pub(crate) struct AdmittedRequest {
     pub(crate) charge: Option<Charge>,
     /// When it may be sent.
     pub(crate) at: Timestamp,
+    /// How it is served in a cheaper way, if a limit requires that.
+    pub(crate) degradation: Option<Degradation>,
 }
 
 impl<S: Store + 'static> Exchange<'_, S> {
@@ -29,15 +32,24 @@ impl<S: Store + 'static> Exchange<'_, S> {
     pub(crate) async fn limit(
         &mut self,
         facts: &Facts<'_>,
-        upstream: &UpstreamGroup,
+        (route, upstream): (&Route, &UpstreamGroup),
         may_be_refunded: bool,
     ) -> Result<AdmittedRequest, ServeError> {
         let worker = self.worker;
         let now = self.record.start_decision();
         let (mut admitted, delay) = {
             let mut scratch = worker.scratch();
-            let mut ruling = worker.limiter.check(&self.snapshot.policy, facts, &mut scratch, now).await;
-            let serve = self.apply(&mut ruling)?;
+            let context = CheckContext { now, performs: PERFORMED };
+            let mut ruling = worker.limiter.check(&self.snapshot.policy, facts, &mut scratch, context).await;
+            let limits = ruling.report().limits();
+            if !matches!(ruling, Ruling::Act(_)) {
+                self.record_decision(&limits, ruling.recorded(&limits));
+            }
+            let serve = match ruling {
+                Ruling::Serve(ref mut serve) => serve,
+                Ruling::Refuse(ref refuse) => return Err(self.refusal(refuse, &limits)),
+                Ruling::Act(act) => return Box::pin(self.act(act, (route, upstream), now)).await,
+            };
             let sticky_key = match serve.reason {
                 ServeReason::WithinLimits | ServeReason::StoreFailed => {
                     upstream.sticky_key(|| serve.report.client())
@@ -51,7 +63,8 @@ impl<S: Store + 'static> Exchange<'_, S> {
             let is_refundable = may_be_refunded || !delay.is_zero();
             let usage = if is_refundable { ChargeUse::Refundable } else { ChargeUse::Served };
             let charge = serve.charge(&worker.limiter, usage);
-            (AdmittedRequest { sticky_key, permits, charge, at: now + delay }, delay)
+            let at = now + delay;
+            (AdmittedRequest { sticky_key, permits, charge, at, degradation: None }, delay)
         };
         if !delay.is_zero() {
             Box::pin(self.wait(delay)).await?;
@@ -62,26 +75,30 @@ impl<S: Store + 'static> Exchange<'_, S> {
         Ok(admitted)
     }
 
-    /// Records the ruling and writes its headers. The error is its refusal.
-    fn apply<'r, 'p>(&mut self, ruling: &'r mut Ruling<'p>) -> Result<&'r mut ServeRuling<'p>, ServeError> {
+    /// Records a decision and writes its headers. `limits` are those of its report.
+    pub(crate) fn record_decision<I: Iterator<Item = RuleAction>>(
+        &mut self,
+        limits: &ReportedLimits<'_>,
+        recorded: RecordedDecision<'_, I>,
+    ) {
         let (worker, snapshot) = (self.worker, self.snapshot);
-        let limits = ruling.report().limits();
-        DecisionSink::Request(&mut self.record).record(&snapshot.counted, ruling.recorded(&limits));
+        DecisionSink::Request(&mut self.record).record(&snapshot.counted, recorded);
         let cache = &mut worker.header_values.borrow_mut();
         limits.write_headers(snapshot.styles(), cache, &mut self.headers);
-        match ruling {
-            Ruling::Serve(serve) => Ok(serve),
-            Ruling::Refuse(refuse) => Err(ServeError::Refused(RefusedRequest {
-                refusal: refuse.reason.refusal(),
-                retry_after: refuse.retry_after_seconds(),
-                body: refuse
-                    .describe(&limits, snapshot.error_body(), |body| body.encode(snapshot.error_body())),
-            })),
-        }
+    }
+
+    /// The error of a request that is refused. `limits` are those of its report.
+    pub(crate) fn refusal(&self, refuse: &RefuseRuling<'_>, limits: &ReportedLimits<'_>) -> ServeError {
+        let style = self.snapshot.error_body();
+        ServeError::Refused(RefusedRequest {
+            refusal: refuse.reason.refusal(),
+            retry_after: refuse.retry_after_seconds(),
+            body: refuse.describe(limits, style, |body| body.encode(style)),
+        })
     }
 
     /// Delays the request, but not beyond its deadline.
-    async fn wait(&self, delay: TimeSpan) -> Result<(), ServeError> {
+    pub(crate) async fn wait(&self, delay: TimeSpan) -> Result<(), ServeError> {
         let now = || self.worker.limiter.clock().now();
         if self.deadline.is_some_and(|deadline| deadline.remaining(now()) <= delay) {
             return Err(ServeError::DeadlineExceeded);

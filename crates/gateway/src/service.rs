@@ -20,16 +20,17 @@ use std::rc::Rc;
 
 use http::header::CONTENT_TYPE;
 use http::request::Parts;
-use http::{HeaderMap, Response, Version};
+use http::{HeaderMap, HeaderValue, Response, Version};
 use http_body::Body;
 use hyper::body::Incoming;
-use tidegate_headers::{RateLimitHeaders, grpc_content_type, is_rejected_by_upstream};
+use tidegate_headers::{DEGRADE, RateLimitHeaders, grpc_content_type, is_rejected_by_upstream};
 use tidegate_limiter::{Charge, ChargeMeter};
 use tidegate_policy::{NormalRequest, ReadOptions, RequestError, RequestHead, Route};
 use tidegate_store::Store;
 use tidegate_telemetry::{Log, RequestRecord};
 use tidegate_tower::deadline::Deadline;
 
+use crate::act::Degradation;
 use crate::error::{ServeError, rescue};
 use crate::forward::{AttemptContext, OutboundRequest, PendingUpgrade};
 use crate::http::access_log::summarize;
@@ -55,6 +56,8 @@ pub(crate) struct Exchange<'e, S> {
     pub(crate) deadline: Option<Deadline>,
     /// The rate-limit headers of the response.
     pub(crate) headers: RateLimitHeaders,
+    /// How the request is served in a cheaper way, if a limit requires that. The upstream is told.
+    pub(crate) degradation: Option<Degradation>,
     /// A server may have received the request, whatever happened to later attempts.
     pub(crate) may_have_arrived: bool,
 }
@@ -89,8 +92,17 @@ impl<'e, S: Store + 'static> Exchange<'e, S> {
         trace_context::join(&mut record, &parts.headers);
         record.describe(|| summarize(parts, conn_info.peer, &snapshot.plan().identities));
         let headers = RateLimitHeaders::default();
-        let may_have_arrived = false;
-        Self { worker, snapshot, conn_info, flags, record, deadline: None, headers, may_have_arrived }
+        Self {
+            worker,
+            snapshot,
+            conn_info,
+            flags,
+            record,
+            deadline: None,
+            headers,
+            degradation: None,
+            may_have_arrived: false,
+        }
     }
 
     /// Validation, route, deadline, limits, permits, upstream.
@@ -107,12 +119,19 @@ impl<'e, S: Store + 'static> Exchange<'e, S> {
         // A request that is refused stays charged, so that guesses of keys and tokens are not free.
         let may_be_refunded = read.refused.is_none()
             && (self.deadline.is_some() || route.bulkhead.is_some() || upstream.resilience.can_reject());
-        let admitted = self.limit(&read.facts(), upstream, may_be_refunded).await?;
+        let admitted = self.limit(&read.facts(), (route, upstream), may_be_refunded).await?;
         if let Some(refused) = read.refused.take() {
             return Err(RequestError::Headers(*refused).into());
         }
-        let AdmittedRequest { sticky_key, permits, mut charge, at } = admitted;
+        let AdmittedRequest { sticky_key, permits, mut charge, at, degradation } = admitted;
         let is_trusted = read.is_trusted;
+        let upstream = match degradation {
+            Some(degradation) => {
+                self.degradation = Some(degradation);
+                degradation.upstream(snapshot, upstream)?
+            }
+            None => upstream,
+        };
         let permits = self.admit((route, upstream), permits, (read.headers, is_trusted), at).await?;
         let addresses = snapshot.plan().identities.addresses();
         let address = if is_trusted { addresses.client(read.headers, read.peer) } else { read.peer };
@@ -189,6 +208,10 @@ impl<'e, S: Store + 'static> Exchange<'e, S> {
         );
         if ignores_forwarding && snapshot.is_first_ignored_forwarding() {
             warn_of_ignored_forwarding(&worker.log, conn_info.peer);
+        }
+        // After those that `Connection` names were removed.
+        if self.degradation.is_some() {
+            parts.headers.insert(DEGRADE, HeaderValue::from_static("1"));
         }
         trace_context::propagate(&self.record, &mut parts.headers);
         self.record.set_id(|| parts.headers.get(hop_headers::REQUEST_ID).and_then(|id| id.to_str().ok()));

@@ -55,6 +55,7 @@ mod write;
 pub use advertised::{AdvertisedLimit, AdvertisedLimits};
 pub use body::{ErrorBody, ProblemType, ReportedLimit};
 pub use grpc::{grpc_content_type, grpc_status, percent_encoded, write_grpc_status};
+pub use names::DEGRADE;
 pub use quota::Quota;
 pub use refusal::RefusalEntry;
 pub use rejection_body::RejectionBody;

@@ -1,4 +1,4 @@
-//! The names of the rate-limit headers.
+//! The names of the rate-limit headers, and of the header of degraded requests.
 
 use http::header::HeaderName;
 
@@ -10,4 +10,6 @@ pub(crate) const LIMIT: HeaderName = HeaderName::from_static("ratelimit-limit");
 pub(crate) const REMAINING: HeaderName = HeaderName::from_static("ratelimit-remaining");
 pub(crate) const RESET: HeaderName = HeaderName::from_static("ratelimit-reset");
 pub(crate) const POLICY: HeaderName = HeaderName::from_static("ratelimit-policy");
+/// Tells a service that a request exceeds a limit, so that it can respond more cheaply.
+pub const DEGRADE: HeaderName = HeaderName::from_static("x-tidegate-degrade");
 pub(crate) const RATELIMIT: HeaderName = HeaderName::from_static("ratelimit");

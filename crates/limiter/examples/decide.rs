@@ -44,6 +44,7 @@ fn describe(ruling: &Ruling<'_>) -> String {
             format!("served; {} of {} left of `{}`", limit.remaining, limit.quota, limit.name)
         }
         (Ruling::Serve(serve), None) => format!("served; no limit applies ({:?})", serve.reason),
+        (Ruling::Act(act), _) => format!("`{}`: {}", act.rule_name(), act.action()),
         (Ruling::Refuse(refuse), limit) => {
             let name = limit.map_or("no limit", |limit| limit.name);
             match refuse.retry_after {

@@ -42,9 +42,11 @@
 
 #![forbid(unsafe_code)]
 
+mod action;
 mod activation;
 mod ban_list;
 mod charge;
+mod conclusion;
 mod concurrency;
 mod limiter;
 mod lockout;
@@ -55,10 +57,10 @@ mod ruling;
 
 pub use activation::ActivationListener;
 pub use charge::{Charge, ChargeMeter, ChargeUse};
-pub use limiter::{Limiter, PreparedPolicy, RuleCheck};
+pub use limiter::{CheckContext, Limiter, PreparedPolicy, RuleCheck};
 pub use report::{ReportedLimits, RulingReport};
 pub use rule_operations::{RuleError, UnknownRule};
-pub use ruling::{RefuseReason, RefuseRuling, Ruling, ServeReason, ServeRuling};
+pub use ruling::{ActRuling, RefuseReason, RefuseRuling, Ruling, ServeReason, ServeRuling};
 
 /// The examples of README.md.
 #[cfg(doctest)]

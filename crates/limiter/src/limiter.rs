@@ -3,25 +3,25 @@
 use std::sync::{Arc, Mutex, PoisonError};
 
 use arc_swap::ArcSwap;
-use tidegate_core::{Check, Cost, CounterKey, Decision, Limit, RuleId, TimeSpan, Timestamp, Verdict};
-use tidegate_headers::RetryAfter;
+use tidegate_core::{ActionSet, Check, Cost, CounterKey, Decision, Limit, Timestamp, Verdict};
 use tidegate_policy::{
-    ActivePolicy, Admission, AppliedRules, Bans, ConcurrencyRule, Exclusion, Exemption, Facts,
-    MatchedRequest, RuleClient, RuleSharing, RuntimeData, Scratch,
+    ActivePolicy, Admission, Bans, Exclusion, Facts, MatchedRequest, RuleClient, RuleSharing, RuntimeData,
+    Scratch,
 };
 use tidegate_store::{Clock, Override, Penalties, Permits, RetainedLimits, RuleSettings, Store, StoreError};
 
+use crate::action::{self, Resolution};
 use crate::activation::{ActivationListener, ActivationListeners};
 use crate::ban_list::BanList;
+use crate::conclusion::{
+    SkipReason, exhausted, refuse, refuse_peeked, refuse_without, serve, skip, store_failed,
+};
 use crate::concurrency::{self, AcquiredPermits, SharedRefusal};
 use crate::lockout::{self, LockOuts};
 use crate::report::RulingReport;
 use crate::reset_list::ResetList;
 use crate::rule_operations::UnknownRule;
-use crate::ruling::{RefuseReason, RefuseRuling, Ruling, ServeReason, ServeRuling};
-
-/// `Retry-After` of a concurrency limit: a request with a permit may end at any time.
-const CONCURRENCY_RETRY: TimeSpan = TimeSpan::from_secs(1);
+use crate::ruling::{ActRuling, RefuseReason, Ruling, ServeReason, ServeRuling};
 
 /// Admits or rejects requests.
 #[derive(Debug)]
@@ -55,11 +55,19 @@ pub struct RuleCheck<'c> {
     pub cost: Cost,
 }
 
-/// Why no limits are checked.
-#[derive(Clone, Copy)]
-enum SkipReason {
-    Banned,
-    Exempt(Exemption),
+/// When a request is checked, and for which interface. A time alone is for one that performs no action.
+#[derive(Clone, Copy, Debug)]
+pub struct CheckContext {
+    /// The time of the check.
+    pub now: Timestamp,
+    /// The actions that the interface performs in place of rejections.
+    pub performs: ActionSet,
+}
+
+impl From<Timestamp> for CheckContext {
+    fn from(now: Timestamp) -> Self {
+        Self { now, performs: ActionSet::NONE }
+    }
 }
 
 /// Whether a check charges anything.
@@ -208,9 +216,12 @@ impl<S: Store + 'static> Limiter<S> {
         policy: &'a ActivePolicy,
         facts: &Facts<'_>,
         scratch: &'a mut Scratch,
-        now: Timestamp,
+        context: impl Into<CheckContext>,
     ) -> impl Future<Output = Ruling<'a>> + Send {
-        self.decide(policy, now, Charging::On, move || self.match_request(policy, facts, scratch, now))
+        let context = context.into();
+        self.decide(policy, context, Charging::On, move || {
+            self.match_request(policy, facts, scratch, context)
+        })
     }
 
     /// Checks a request like [`check`](Self::check), if that needs no wait. `None` if the caller has to await `check`; nothing is
@@ -220,9 +231,10 @@ impl<S: Store + 'static> Limiter<S> {
         policy: &'a ActivePolicy,
         facts: &Facts<'_>,
         scratch: &'a mut Scratch,
-        now: Timestamp,
+        context: impl Into<CheckContext>,
     ) -> Option<Ruling<'a>> {
-        self.try_decide(policy, now, self.match_request(policy, facts, scratch, now))
+        let context = context.into();
+        self.try_decide(policy, context.now, self.match_request(policy, facts, scratch, context))
     }
 
     /// What [`check`](Self::check) would return now, without charging or recording anything. Concurrency limits are not
@@ -232,9 +244,12 @@ impl<S: Store + 'static> Limiter<S> {
         policy: &'a ActivePolicy,
         facts: &Facts<'_>,
         scratch: &'a mut Scratch,
-        now: Timestamp,
+        context: impl Into<CheckContext>,
     ) -> impl Future<Output = Ruling<'a>> + Send {
-        self.decide(policy, now, Charging::Off, move || self.match_request(policy, facts, scratch, now))
+        let context = context.into();
+        self.decide(policy, context, Charging::Off, move || {
+            self.match_request(policy, facts, scratch, context)
+        })
     }
 
     /// Checks one rule for a client that the caller has identified. The other rules of the policy are not checked. Bans and
@@ -244,10 +259,11 @@ impl<S: Store + 'static> Limiter<S> {
         policy: &'a ActivePolicy,
         check: RuleCheck<'_>,
         scratch: &'a mut Scratch,
-        now: Timestamp,
+        context: impl Into<CheckContext> + Send,
     ) -> Result<Ruling<'a>, UnknownRule> {
-        let matched = self.match_rule(policy, check, scratch, now)?;
-        Ok(self.decide(policy, now, Charging::On, move || matched).await)
+        let context = context.into();
+        let matched = self.match_rule(policy, check, scratch, context)?;
+        Ok(self.decide(policy, context, Charging::On, move || matched).await)
     }
 
     /// Checks a rule like [`check_rule`](Self::check_rule), if that needs no wait. `None` if the caller has to await `check_rule`;
@@ -257,9 +273,10 @@ impl<S: Store + 'static> Limiter<S> {
         policy: &'a ActivePolicy,
         check: RuleCheck<'_>,
         scratch: &'a mut Scratch,
-        now: Timestamp,
+        context: impl Into<CheckContext> + Send,
     ) -> Result<Option<Ruling<'a>>, UnknownRule> {
-        Ok(self.try_decide(policy, now, self.match_rule(policy, check, scratch, now)?))
+        let context = context.into();
+        Ok(self.try_decide(policy, context.now, self.match_rule(policy, check, scratch, context)?))
     }
 
     /// What [`check_rule`](Self::check_rule) would return now, without charging or recording anything.
@@ -268,10 +285,11 @@ impl<S: Store + 'static> Limiter<S> {
         policy: &'a ActivePolicy,
         check: RuleCheck<'_>,
         scratch: &'a mut Scratch,
-        now: Timestamp,
+        context: impl Into<CheckContext> + Send,
     ) -> Result<Ruling<'a>, UnknownRule> {
-        let matched = self.match_rule(policy, check, scratch, now)?;
-        Ok(self.decide(policy, now, Charging::Off, move || matched).await)
+        let context = context.into();
+        let matched = self.match_rule(policy, check, scratch, context)?;
+        Ok(self.decide(policy, context, Charging::Off, move || matched).await)
     }
 
     /// The checks of a request, unless its client is banned or exempt.
@@ -280,7 +298,7 @@ impl<S: Store + 'static> Limiter<S> {
         policy: &'a ActivePolicy,
         facts: &Facts<'_>,
         scratch: &'a mut Scratch,
-        now: Timestamp,
+        CheckContext { now, performs }: CheckContext,
     ) -> Result<MatchedRequest<'a>, SkipReason> {
         let bans = self.bans.any();
         let bans = bans.as_deref().map(|bans| &**bans);
@@ -288,7 +306,7 @@ impl<S: Store + 'static> Limiter<S> {
         match policy.matcher.admit(facts, runtime, now, scratch) {
             Admission::Banned { .. } => Err(SkipReason::Banned),
             Admission::Exempt { why } => Err(SkipReason::Exempt(why)),
-            Admission::Checked(matched) => Ok(matched),
+            Admission::Checked(matched) => Ok(with_actions(policy, matched, performs)),
         }
     }
 
@@ -298,14 +316,14 @@ impl<S: Store + 'static> Limiter<S> {
         policy: &'a ActivePolicy,
         RuleCheck { rule, client, cost }: RuleCheck<'_>,
         scratch: &'a mut Scratch,
-        now: Timestamp,
+        CheckContext { now, performs }: CheckContext,
     ) -> Result<Result<MatchedRequest<'a>, SkipReason>, UnknownRule> {
         let matched = policy.matcher.match_rule(rule, client.key(), cost, scratch).ok_or(UnknownRule)?;
         let bans = self.bans.any();
         let bans = bans.as_deref().map(|bans| &**bans);
         let runtime = RuntimeData { directory: policy.directory.as_deref(), bans };
         Ok(match policy.matcher.exclusion(client, runtime, now) {
-            None => Ok(matched),
+            None => Ok(with_actions(policy, matched, performs)),
             Some(Exclusion::Banned(_)) => Err(SkipReason::Banned),
             Some(Exclusion::Exempt(why)) => Err(SkipReason::Exempt(why)),
         })
@@ -326,7 +344,7 @@ impl<S: Store + 'static> Limiter<S> {
     async fn decide<'a>(
         &self,
         policy: &'a ActivePolicy,
-        now: Timestamp,
+        CheckContext { now, .. }: CheckContext,
         charging: Charging,
         find: impl FnOnce() -> Result<MatchedRequest<'a>, SkipReason> + Send,
     ) -> Ruling<'a> {
@@ -450,6 +468,9 @@ impl<S: Store + 'static> Limiter<S> {
     ) -> Ruling<'a> {
         let Ok(decision) = decided else { return store_failed(matched, acquired, now) };
         let is_peeked = charging == Charging::Off;
+        if policy.matcher.has_actions() {
+            return self.conclude_with_actions(policy, matched, (acquired, is_peeked), decision);
+        }
         let AcquiredPermits { permits, shadow } = acquired;
         let Verdict::Pass { wait: delay } = decision.verdict else {
             let lock_outs = if policy.matcher.has_penalties() && !is_peeked {
@@ -469,8 +490,54 @@ impl<S: Store + 'static> Limiter<S> {
             reason: ServeReason::WithinLimits,
             permits,
             delay,
+            action: None,
             may_be_settled,
         })
+    }
+
+    /// Turns the store's decision into a ruling, if a rule of the policy has an action.
+    #[cold]
+    #[inline(never)]
+    fn conclude_with_actions<'a>(
+        &self,
+        policy: &ActivePolicy,
+        matched: &MatchedRequest<'a>,
+        (acquired, is_peeked): (AcquiredPermits, bool),
+        decision: Decision,
+    ) -> Ruling<'a> {
+        let resolution = action::resolve(matched, &decision);
+        let AcquiredPermits { permits, shadow } = acquired;
+        let primary = matched.tightest(&decision);
+        let report = RulingReport::new(matched.applied(), decision.at);
+        let report = RulingReport { decision: Some(decision), is_peeked, shadow, primary, ..report };
+        let may_be_settled = policy.matcher.has_settlements();
+        match resolution {
+            Resolution::Serve { delay, slowed_by } => Ruling::Serve(ServeRuling {
+                reason: ServeReason::WithinLimits,
+                permits,
+                delay,
+                action: slowed_by.and_then(|index| report.action(index)),
+                may_be_settled,
+                report,
+            }),
+            Resolution::Act { index, delay } => {
+                let matched = matched.clone();
+                Ruling::Act(Box::new(ActRuling { report, permits, delay, index, may_be_settled, matched }))
+            }
+            Resolution::Refuse => refuse(self.with_violations(matched, report)),
+        }
+    }
+
+    /// Records the violations of a request that is refused, and its lock-outs in its report.
+    pub(crate) fn with_violations<'a>(
+        &self,
+        matched: &MatchedRequest<'a>,
+        mut report: RulingReport<'a>,
+    ) -> RulingReport<'a> {
+        if let Some(decision) = report.decision.as_ref().filter(|_| !report.is_peeked) {
+            report.lock_outs = lockout::record_violations(&self.penalties, matched, decision, report.at);
+        }
+        report
     }
 
     /// Refuses a request before its limits were charged. Peeks at the limits so that `retry_after` covers them: otherwise the
@@ -485,92 +552,18 @@ impl<S: Store + 'static> Limiter<S> {
     }
 }
 
-/// The refusal of a request whose limits were not charged, but read if the store has not failed.
-fn refuse_peeked(mut report: RulingReport<'_>, peeked: Result<Decision, StoreError>) -> Ruling<'_> {
-    if let Ok(peeked) = peeked {
-        (report.at, report.is_peeked) = (peeked.at, true);
-        report.decision = Some(peeked);
+/// The checks, with the actions that the interface performs.
+#[expect(clippy::inline_always, reason = "usually there are none, and a matched request is large")]
+#[inline(always)]
+fn with_actions<'a>(
+    policy: &ActivePolicy,
+    mut matched: MatchedRequest<'a>,
+    performs: ActionSet,
+) -> MatchedRequest<'a> {
+    if policy.matcher.has_actions() {
+        matched.perform(performs);
     }
-    refuse(report)
-}
-
-/// The report of a request for which a concurrency limit has no permit left.
-fn exhausted<'a>(
-    matched: &MatchedRequest<'a>,
-    rule: &'a ConcurrencyRule,
-    shadow: Vec<RuleId>,
-    now: Timestamp,
-) -> RulingReport<'a> {
-    RulingReport { exhausted: Some(rule), shadow, ..RulingReport::new(matched.applied(), now) }
-}
-
-/// The ruling on a request that no limit decides.
-#[cold]
-#[inline(never)]
-fn skip(policy: &ActivePolicy, reason: SkipReason, now: Timestamp) -> Ruling<'_> {
-    let report = RulingReport::new(AppliedRules::none(policy.matcher.plan()), now);
-    match reason {
-        SkipReason::Banned => refuse_without(report, RefuseReason::Banned),
-        SkipReason::Exempt(why) => Ruling::Serve(ServeRuling {
-            report,
-            reason: ServeReason::Exempt(why),
-            permits: Vec::new(),
-            delay: TimeSpan::ZERO,
-            may_be_settled: false,
-        }),
-    }
-}
-
-/// Serves a request without a decision of the store.
-fn serve<'a>(
-    matched: &MatchedRequest<'a>,
-    AcquiredPermits { permits, shadow }: AcquiredPermits,
-    now: Timestamp,
-    reason: ServeReason,
-) -> Ruling<'a> {
-    let report = RulingReport { shadow, ..RulingReport::new(matched.applied(), now) };
-    Ruling::Serve(ServeRuling { report, reason, permits, delay: TimeSpan::ZERO, may_be_settled: false })
-}
-
-/// The ruling if the store has returned no decision: limits in shadow mode never refuse a request.
-#[cold]
-#[inline(never)]
-fn store_failed<'a>(matched: &MatchedRequest<'a>, acquired: AcquiredPermits, now: Timestamp) -> Ruling<'a> {
-    if !matched.has_binding_check() {
-        return serve(matched, acquired, now, ServeReason::StoreFailed);
-    }
-    let shadow = acquired.shadow;
-    let report = RulingReport { shadow, ..RulingReport::new(matched.applied(), now) };
-    refuse_without(report, RefuseReason::StoreUnavailable)
-}
-
-/// Refuses a request for a reason that is none of its limits.
-fn refuse_without(report: RulingReport<'_>, reason: RefuseReason) -> Ruling<'_> {
-    Ruling::Refuse(RefuseRuling { report, reason, rule: None, retry_after: None })
-}
-
-/// Refuses a request that its limits, lock-outs or permits reject.
-fn refuse(mut report: RulingReport<'_>) -> Ruling<'_> {
-    let rule = report.find_refusing();
-    let reason = match &report {
-        RulingReport { exhausted: Some(_), .. } => RefuseReason::Concurrency,
-        RulingReport { lock_outs, .. } if !lock_outs.is_empty() => RefuseReason::LockOut,
-        _ => RefuseReason::Limit,
-    };
-    let retry_after = retry_after(&report).map(|wait| RetryAfter::new(wait, report.client()));
-    Ruling::Refuse(RefuseRuling { report, reason, rule, retry_after })
-}
-
-/// How long until nothing rejects the request; `None` if a limit always does. Without further requests no limit gets
-/// stricter, so this is the longest of the individual times.
-fn retry_after(report: &RulingReport<'_>) -> Option<TimeSpan> {
-    let limits = match report.decision.as_ref().map(|decision| decision.verdict) {
-        Some(Verdict::Never) => return None,
-        Some(Verdict::NotUntil { retry_after }) => retry_after,
-        Some(Verdict::Pass { .. }) | None => TimeSpan::ZERO,
-    };
-    let permits = report.exhausted.map_or(TimeSpan::ZERO, |_| CONCURRENCY_RETRY);
-    Some(report.lock_outs.iter().map(|(_, left)| *left).fold(limits.max(permits), TimeSpan::max))
+    matched
 }
 
 fn retain_limits(

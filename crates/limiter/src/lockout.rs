@@ -1,7 +1,7 @@
 //! Lock-outs: clients that repeatedly violate a rule with a `penalty` are rejected for some time.
 
 use smallvec::SmallVec;
-use tidegate_core::{Decision, Role, TimeSpan, Timestamp};
+use tidegate_core::{Decision, TimeSpan, Timestamp};
 use tidegate_policy::MatchedRequest;
 use tidegate_store::Penalties;
 
@@ -12,7 +12,7 @@ pub(crate) type LockOuts = SmallVec<[(usize, TimeSpan); 2]>;
 pub(crate) fn active(penalties: &Penalties, matched: &MatchedRequest<'_>, now: Timestamp) -> LockOuts {
     let checks = matched.checks().iter().enumerate();
     let checks =
-        checks.filter(|(index, check)| check.role == Role::Binding && matched.penalty(*index).is_some());
+        checks.filter(|(index, check)| check.role.is_enforced() && matched.penalty(*index).is_some());
     checks.filter_map(|(index, check)| Some((index, penalties.lock_out(check.key, now)?))).collect()
 }
 
@@ -23,6 +23,7 @@ pub(crate) fn record_violations(
     decision: &Decision,
     now: Timestamp,
 ) -> LockOuts {
+    // An action that takes the place of the rejection is no violation.
     let judged = matched.check_results(decision).enumerate().filter(|(_, judged)| judged.rejects());
     let violated = judged.filter_map(|(index, judged)| {
         let penalty = matched.caused_penalty(index)?;

@@ -3,10 +3,11 @@
 use std::ops::Deref;
 
 use smallvec::SmallVec;
-use tidegate_core::{Decision, LimitReport, Role, RuleId, TimeSpan, Timestamp};
+use tidegate_core::{ActionKind, Decision, LimitReport, Role, RuleAction, RuleId, TimeSpan, Timestamp};
 use tidegate_headers::{HeaderStyle, HeaderValueCache, HeaderWriter, RateLimitHeaders};
 use tidegate_policy::{AppliedRules, ConcurrencyRule, Rule};
 
+use crate::action;
 use crate::lockout::LockOuts;
 
 /// The limits of a request and their decision. Reports are computed lazily.
@@ -82,15 +83,19 @@ impl<'a> RulingReport<'a> {
         exhausted.into_iter().chain(violated.map(|(_, (rule, _))| rule.name.as_str()))
     }
 
-    /// The rules in shadow mode that would have rejected the request. Limits that were only peeked at, because a lock-out or a
-    /// concurrency limit rejects the request, are not included.
-    pub fn shadow_rejections(&self) -> impl Iterator<Item = RuleId> {
+    /// What the rules in shadow mode would have done. Limits that were only peeked at, because a lock-out or a concurrency limit
+    /// rejects the request, are not included.
+    pub fn shadow_actions(&self) -> impl Iterator<Item = RuleAction> {
         let decision = self.decision.as_ref().filter(|_| !self.is_peeked);
         let outcomes = decision.map_or(&[][..], |decision| &decision.outcomes);
         let rates = self.rules.rules().zip(outcomes).filter_map(|((rule, role), outcome)| {
-            (role == Role::Advisory && !outcome.verdict.is_pass()).then_some(rule.id)
+            if role != Role::Advisory {
+                return None;
+            }
+            Some(RuleAction { rule: rule.id, kind: action::of_shadow(&rule.on_exceed, outcome)? })
         });
-        self.shadow.iter().copied().chain(rates)
+        let exhausted = |rule: &RuleId| RuleAction { rule: *rule, kind: ActionKind::Reject };
+        self.shadow.iter().map(exhausted).chain(rates)
     }
 
     /// The rule that the response to a rejected request reports: that of an exhausted concurrency limit, of the longest
@@ -102,6 +107,11 @@ impl<'a> RulingReport<'a> {
         let longest = self.lock_outs.iter().max_by_key(|(_, left)| *left).map(|(index, _)| *index);
         self.primary = longest.or_else(|| self.decision.as_ref()?.rejected_by);
         Some(self.rules.rule(self.primary?)?.id)
+    }
+
+    /// The action of check number `index`.
+    pub(crate) fn action(&self, index: usize) -> Option<RuleAction> {
+        self.rules.rule(index).map(|rule| RuleAction { rule: rule.id, kind: rule.on_exceed.kind() })
     }
 
     fn lock_out(&self, index: usize) -> Option<TimeSpan> {

@@ -1,15 +1,15 @@
 //! The limiter's answer: what to do with a request, and what to report.
 //!
-//! An action in place of a refusal (wait for a turn, a cached response, a degraded one) belongs here as a third variant, `Act`.
-//! The limiter would resolve it where it refuses now; each interface performs it or refuses.
+//! An interface performs the action of a [`Ruling::Act`]. If it cannot, now or ever, [`ActRuling::refuse`] returns the refusal.
 
 use smallvec::SmallVec;
-use tidegate_core::{DecisionKind, RecordedDecision, RuleId, TimeSpan};
+use tidegate_core::{ActionKind, DecisionKind, RecordedDecision, RuleAction, RuleId, TimeSpan};
 use tidegate_headers::{BodyStyle, ErrorBody, RefusalEntry, ReportedLimit, RetryAfter};
-use tidegate_policy::Exemption;
+use tidegate_policy::{ExceedAction, Exemption, MatchedRequest};
 use tidegate_store::{Permit, Store};
 
 use crate::charge::{Charge, ChargeUse};
+use crate::conclusion;
 use crate::limiter::Limiter;
 use crate::report::{ReportedLimits, RulingReport};
 
@@ -21,6 +21,8 @@ pub enum Ruling<'a> {
     Serve(ServeRuling<'a>),
     /// The request is refused.
     Refuse(RefuseRuling<'a>),
+    /// An action takes the place of the refusal. Boxed, because that is rare.
+    Act(Box<ActRuling<'a>>),
 }
 
 /// A request that is served.
@@ -32,8 +34,10 @@ pub struct ServeRuling<'a> {
     pub reason: ServeReason,
     /// Keep them until the request has ended.
     pub permits: Vec<Permit>,
-    /// How long to delay the request; zero unless a leaky bucket delays it.
+    /// How long to delay the request; zero unless a leaky bucket or a soft limit delays it.
     pub delay: TimeSpan,
+    /// The soft limit that delays it, or the limit at which it has waited.
+    pub action: Option<RuleAction>,
     /// Whether any cost may be settled later.
     pub(crate) may_be_settled: bool,
 }
@@ -77,6 +81,23 @@ pub enum RefuseReason {
     StoreUnavailable,
 }
 
+/// A request for which an action takes the place of the refusal. What it was charged stays charged unless the interface takes the
+/// [`charge`](Self::charge), or [refuses](Self::refuse) it.
+#[derive(Debug)]
+pub struct ActRuling<'a> {
+    /// The limits of the request.
+    pub report: RulingReport<'a>,
+    /// Keep them until the request has ended.
+    pub permits: Vec<Permit>,
+    /// How long to delay the request, besides.
+    pub delay: TimeSpan,
+    /// The check whose action it is.
+    pub(crate) index: usize,
+    /// Whether any cost may be settled later.
+    pub(crate) may_be_settled: bool,
+    pub(crate) matched: MatchedRequest<'a>,
+}
+
 impl<'a> Ruling<'a> {
     /// The limits of the request.
     #[inline]
@@ -84,6 +105,7 @@ impl<'a> Ruling<'a> {
         match self {
             Self::Serve(serve) => &serve.report,
             Self::Refuse(refuse) => &refuse.report,
+            Self::Act(act) => &act.report,
         }
     }
 
@@ -92,21 +114,29 @@ impl<'a> Ruling<'a> {
     pub fn recorded<'r>(
         &'r self,
         limits: &'r ReportedLimits<'a>,
-    ) -> RecordedDecision<'r, impl Iterator<Item = RuleId> + use<'r, 'a>> {
-        let (kind, rejected_by) = match self {
-            Self::Serve(serve) => (serve.reason.kind(), None),
-            Self::Refuse(refuse) => (refuse.reason.kind(), refuse.rule),
+    ) -> RecordedDecision<'r, impl Iterator<Item = RuleAction> + use<'r, 'a>> {
+        let (kind, rejected_by, action) = match self {
+            Self::Serve(serve) => (serve.reason.kind(), None, serve.action),
+            Self::Refuse(refuse) => (refuse.reason.kind(), refuse.rule, None),
+            Self::Act(act) => (act.kind(), None, act.report.action(act.index)),
         };
-        let report = self.report();
+        self.report().recorded(kind, limits, (rejected_by, action))
+    }
+}
+
+impl<'a> RulingReport<'a> {
+    /// What is recorded about a decision of this kind, with the rule that rejects the request or the action.
+    #[inline]
+    fn recorded<'r>(
+        &'r self,
+        kind: DecisionKind,
+        limits: &'r ReportedLimits<'a>,
+        (rejected_by, action): (Option<RuleId>, Option<RuleAction>),
+    ) -> RecordedDecision<'r, impl Iterator<Item = RuleAction> + use<'r, 'a>> {
         let is_counted = !matches!(kind, DecisionKind::Banned | DecisionKind::Exempt);
-        let client = is_counted.then(|| report.client());
-        RecordedDecision {
-            kind,
-            client,
-            rejected_by,
-            limit: limits.primary(),
-            shadow_rejections: report.shadow_rejections(),
-        }
+        let client = is_counted.then(|| self.client());
+        let (limit, shadow_actions) = (limits.primary(), self.shadow_actions());
+        RecordedDecision { kind, client, rejected_by, limit, action, shadow_actions }
     }
 }
 
@@ -127,6 +157,55 @@ impl ServeRuling<'_> {
     pub fn charge<S: Store + 'static>(&self, limiter: &Limiter<S>, usage: ChargeUse) -> Option<Charge> {
         let is_needed = self.may_be_settled || usage != ChargeUse::Served;
         if is_needed { Charge::new(&limiter.shared, &self.report, usage) } else { None }
+    }
+}
+
+impl<'a> ActRuling<'a> {
+    /// The action.
+    pub fn action(&self) -> &'a ExceedAction {
+        self.matched.on_exceed(self.index).unwrap_or(&ExceedAction::Reject)
+    }
+
+    /// The name of the rule whose action it is.
+    pub fn rule_name(&self) -> &'a str {
+        self.report.rules.rule(self.index).map_or("", |rule| &rule.name)
+    }
+
+    /// How the decision is counted once the action is performed. A request that has to wait is neither admitted nor rejected
+    /// yet; a caller that is told so asks again.
+    fn kind(&self) -> DecisionKind {
+        match self.action().kind() {
+            ActionKind::Wait => DecisionKind::Rejected,
+            _ => DecisionKind::Admitted,
+        }
+    }
+
+    /// What metrics, logs and traces record if the action is performed. `limits` are those of its report.
+    pub fn recorded<'r>(
+        &'r self,
+        limits: &'r ReportedLimits<'a>,
+    ) -> RecordedDecision<'r, impl Iterator<Item = RuleAction> + use<'r, 'a>> {
+        self.report.recorded(self.kind(), limits, (None, self.report.action(self.index)))
+    }
+
+    /// What the request was charged, as far as this use needs it; `None` if that is nothing.
+    pub fn charge<S: Store + 'static>(&self, limiter: &Limiter<S>, usage: ChargeUse) -> Option<Charge> {
+        let is_needed = self.may_be_settled || usage != ChargeUse::Served;
+        if is_needed && !self.report.is_peeked {
+            Charge::new(&limiter.shared, &self.report, usage)
+        } else {
+            None
+        }
+    }
+
+    /// The refusal of a request whose action cannot be performed. What it was charged is refunded.
+    pub fn refuse<S: Store + 'static>(self, limiter: &Limiter<S>) -> RefuseRuling<'a> {
+        drop(self.charge(limiter, ChargeUse::Refundable));
+        let Self { mut report, mut matched, .. } = self;
+        // From here on no action takes the place of a rejection.
+        matched.reject();
+        report.decision = report.decision.map(|decision| matched.rebind(decision));
+        conclusion::refusal(limiter.with_violations(&matched, report))
     }
 }
 
@@ -152,7 +231,22 @@ impl RefuseReason {
     }
 }
 
-impl RefuseRuling<'_> {
+impl<'a> RefuseRuling<'a> {
+    /// What metrics, logs and traces record. `limits` are those of its report.
+    pub fn recorded<'r>(
+        &'r self,
+        limits: &'r ReportedLimits<'a>,
+    ) -> RecordedDecision<'r, impl Iterator<Item = RuleAction> + use<'r, 'a>> {
+        self.report.recorded(self.reason.kind(), limits, (self.rule, None))
+    }
+
+    /// The action of the limit that refuses the request, if it is not to reject: this interface does not perform it.
+    /// With the name of its rule.
+    pub fn unperformed(&self) -> Option<(&'a ExceedAction, &'a str)> {
+        let rule = self.report.rules.rule(self.report.primary?)?;
+        rule.on_exceed.kind().needs_interface().then_some((&rule.on_exceed, rule.name.as_str()))
+    }
+
     /// `Retry-After` in seconds.
     pub fn retry_after_seconds(&self) -> Option<u64> {
         self.retry_after.map_or(self.reason.refusal().retry_after, |retry_after| Some(retry_after.seconds))

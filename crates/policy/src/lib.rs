@@ -74,13 +74,14 @@ pub use matcher::{
 pub use path::{PathError, normalize};
 pub use plan::{
     AdminPlan, Balance, BreakerPlan, BreakerScope, BulkheadPlan, CanaryShare, CertificatePlan, ChargeBasis,
-    ClaimName, ClientCaPlan, Clients, ConcurrencyRule, CounterScope, CustomRule, EjectPlan, EncodedSlash,
-    EndpointRule, ExcessiveLoss, ExemptClients, FallbackBody, FallbackPlan, HeaderMatch, HealthCheckPlan,
-    HostPattern, HttpOptions, ListenerPlan, LogPlan, LogTarget, Mode, NameSource, OnInvalid, PathCase, Plan,
-    Quota, RateLimits, ReloadPlan, ResiliencePlan, RetryCauses, RetryPlan, Route, Rule, RuleCondition,
-    RuleCost, RuleMatch, RuleSharing, SampleRate, Secret, SecretFile, ServiceListenerPlan, ServicePlan,
-    StatusSet, StorePlan, StoreTlsPlan, StoreUrl, Tier, TierSource, TimeoutsPlan, TokenKey, TokenPlan,
-    TracesPlan, UnderscoreHeaders, UpstreamPlan,
+    ClaimName, ClientCaPlan, Clients, ConcurrencyRule, CounterScope, CustomRule, DeferAction,
+    DegradedUpstream, EjectPlan, EncodedSlash, EndpointRule, ExceedAction, ExcessiveLoss, ExemptClients,
+    FallbackBody, FallbackPlan, HeaderMatch, HealthCheckPlan, HostPattern, HttpOptions, ListenerPlan,
+    LogPlan, LogTarget, Mode, NameSource, OnInvalid, PathCase, Plan, Quota, RateLimits, ReloadPlan,
+    ResiliencePlan, RetryCauses, RetryPlan, Route, Rule, RuleCondition, RuleCost, RuleMatch, RuleSharing,
+    SampleRate, Secret, SecretFile, ServiceListenerPlan, ServicePlan, StatusSet, StorePlan, StoreTlsPlan,
+    StoreUrl, Tier, TierSource, TimeoutsPlan, TokenKey, TokenPlan, TracesPlan, UnderscoreHeaders,
+    UpstreamPlan,
 };
 pub use problem::{Excerpt, Problem, Problems, Severity};
 pub use request::{

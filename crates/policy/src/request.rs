@@ -394,14 +394,16 @@ pub(crate) fn remove_proxy_headers(headers: &mut HeaderMap) {
 }
 
 /// Whether only a trusted proxy may send a header of this name: it describes the client, overrides the URL of the request,
-/// or says how important it is. `X-Forwarded-For` and `-Proto` are not included: which of their values are used depends on
+/// says how important it is, or that it may be served in a cheaper way. `X-Forwarded-For` and `-Proto` are not included: which of their values are used depends on
 /// the proxies that have written them.
 pub fn is_proxy_header(name: &str) -> bool {
     let Some(name) = name.strip_prefix("x-") else { return false };
     if let Some(forwarded) = name.strip_prefix("forwarded-") {
         return !matches!(forwarded, "for" | "proto");
     }
-    matches!(name, "real-ip" | "criticality") || name.starts_with("original-") || name.starts_with("rewrite-")
+    matches!(name, "real-ip" | "criticality" | "tidegate-degrade")
+        || name.starts_with("original-")
+        || name.starts_with("rewrite-")
 }
 
 /// Whether a header name has a character that is no letter, digit or dash. Some servers replace it: many read `X_API_Key` as

@@ -1,6 +1,6 @@
 //! Records decisions: the only place for every interface.
 
-use tidegate_core::{RecordedDecision, RuleId};
+use tidegate_core::{ActionKind, RecordedDecision, RuleAction};
 use tidegate_store::{Clock, ClockReading};
 
 use crate::metrics::{MetricsHandle, RuleSlots};
@@ -25,13 +25,16 @@ pub enum DecisionSink<'s, 't> {
 }
 
 impl DecisionSink<'_, '_> {
-    /// Records a decision: its kind, its client, the limit that is reported, and the rules that reject it or would have. Returns
+    /// Records a decision: its kind, its client, the limit that is reported, and the rules that reject it, act on it or would have. Returns
     /// how many nanoseconds it took, if the metrics alone record it.
     #[inline]
-    pub fn record<I: Iterator<Item = RuleId>>(
+    pub fn record<I: Iterator<Item = RuleAction>>(
         &mut self,
         slots: &RuleSlots,
-        RecordedDecision { kind, client, rejected_by, limit, shadow_rejections }: RecordedDecision<'_, I>,
+        RecordedDecision { kind, client, rejected_by, limit, action, shadow_actions }: RecordedDecision<
+            '_,
+            I,
+        >,
     ) -> Option<u64> {
         let (metrics, start, nanos) = match self {
             Self::Request(record) => {
@@ -41,6 +44,9 @@ impl DecisionSink<'_, '_> {
                 }
                 if let Some(limit) = limit {
                     record.set_limit(limit.name, limit.quota, limit.remaining);
+                }
+                if let Some(action) = action {
+                    record.set_action(action.kind);
                 }
                 let (metrics, start) = record.decision_metrics()?;
                 (metrics, start, None)
@@ -53,8 +59,14 @@ impl DecisionSink<'_, '_> {
             }
             Self::Off => return None,
         };
-        for rule in shadow_rejections {
-            metrics.record_shadow_rejection(slots, rule);
+        for RuleAction { rule, kind } in shadow_actions {
+            match kind {
+                ActionKind::Reject => metrics.record_shadow_rejection(slots, rule),
+                kind => metrics.record_shadow_action(slots, rule, kind),
+            }
+        }
+        if let Some(RuleAction { rule, kind }) = action {
+            metrics.record_action(slots, rule, kind);
         }
         if let Some(rule) = rejected_by {
             metrics.record_rejection(slots, rule, client.unwrap_or_default(), start.at);

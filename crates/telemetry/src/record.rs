@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use tidegate_core::{DecisionKind, TimeSpan, Timestamp};
+use tidegate_core::{ActionKind, DecisionKind, TimeSpan, Timestamp};
 use tidegate_store::{Clock, ClockReading};
 
 use crate::command::CommandLog;
@@ -204,6 +204,13 @@ impl<'t> RequestRecord<'t> {
     pub fn set_limit(&mut self, rule: &str, limit: u64, remaining: u64) {
         if let Some(access) = &mut self.access {
             access.set_limit(rule, limit, remaining);
+        }
+    }
+
+    /// Sets what is done in place of a rejection, or delays the request.
+    pub(crate) fn set_action(&mut self, action: ActionKind) {
+        if let Some(access) = &mut self.access {
+            access.set_action(action);
         }
     }
 

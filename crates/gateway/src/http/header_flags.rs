@@ -124,6 +124,7 @@ mod tests {
             "x-original-host",
             "x-rewrite-url",
             "x-criticality",
+            "x-tidegate-degrade",
         ];
         for name in untrusted.map(HeaderName::from_static) {
             assert!(flags_of(&name).contains(HeaderFlags::UNTRUSTED), "{name}");

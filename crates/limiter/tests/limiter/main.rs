@@ -1,5 +1,6 @@
 //! Tests of the limiter without a gateway.
 
+mod actions;
 mod charges;
 mod parallel;
 mod rules;
@@ -105,19 +106,20 @@ fn describe(ruling: &Ruling<'_>) -> String {
                 format!("rejected by {name}: {reason:?}, {after:?}")
             }
         },
+        Ruling::Act(act) => act.action().to_string(),
     }
 }
 
 fn served(ruling: Ruling<'_>) -> ServeRuling<'_> {
     match ruling {
         Ruling::Serve(serve) => serve,
-        refused @ Ruling::Refuse(_) => panic!("{refused:?}"),
+        other => panic!("{other:?}"),
     }
 }
 
 fn refused(ruling: Ruling<'_>) -> RefuseRuling<'_> {
     match ruling {
         Ruling::Refuse(refuse) => refuse,
-        served @ Ruling::Serve(_) => panic!("{served:?}"),
+        other => panic!("{other:?}"),
     }
 }

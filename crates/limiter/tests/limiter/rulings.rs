@@ -81,32 +81,32 @@ async fn check_all_permits_taken_rejects_until_one_is_dropped() {
 }
 
 #[tokio::test]
-async fn check_rules_in_shadow_mode_admits_and_lists_shadow_rejections() {
+async fn check_rules_in_shadow_mode_admits_and_lists_shadow_actions() {
     let bench = Bench::new(
         "rate_limits:\n  default: { requests: 1, window: 1h, algorithm: fixed_window, mode: shadow }\n  rules: [{ name: exports, \
          per: [ip], concurrent: 1, mode: shadow }]",
     );
     let first = bench.check("/", &[], |ruling| {
         let serve = served(ruling);
-        (serve.permits, serve.report.shadow_rejections().count())
+        (serve.permits, serve.report.shadow_actions().count())
     });
     let (_permits, shadow) = first.await;
     assert_eq!(shadow, 0);
     let second = bench.check("/", &[], |ruling| {
         let report = served(ruling).report;
         assert!(report.limits().is_empty(), "limits in shadow mode are not reported to clients");
-        report.shadow_rejections().collect::<Vec<_>>()
+        report.shadow_actions().map(|action| action.rule).collect::<Vec<_>>()
     });
     assert_eq!(second.await, [RuleId::named("exports"), RuleId::named("default")]);
 }
 
 #[tokio::test]
-async fn check_locked_out_client_lists_no_shadow_rejections() {
+async fn check_locked_out_client_lists_no_shadow_actions() {
     let bench = Bench::new(
         "rate_limits:\n  default: { requests: 1, window: 10s, algorithm: fixed_window, penalty: { after: 1, for: 1m } }\n  global: \
          { requests: 1, window: 1h, algorithm: fixed_window, mode: shadow }",
     );
-    let count = |ruling: Ruling<'_>| ruling.report().shadow_rejections().count();
+    let count = |ruling: Ruling<'_>| ruling.report().shadow_actions().count();
     let mut counts = Vec::new();
     for _ in 0..3 {
         counts.push(bench.check("/", &[], count).await);

@@ -174,7 +174,7 @@ async fn refund_of_a_charge_before_a_reset_is_known_by_the_clock_of_the_store() 
         let mut scratch = Scratch::default();
         match bench.limiter.check_rule(&policy, check(), &mut scratch, bench.now()).await.unwrap() {
             Ruling::Serve(ruling) => ruling.report.at(),
-            refused @ Ruling::Refuse(_) => panic!("{refused:?}"),
+            other => panic!("{other:?}"),
         }
     };
     let refund = async |charged| {

@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use tidegate_core::{Algorithm, Limit, LimitError, RuleId, Spec};
 
 use crate::compile::names::NameConflict;
-use crate::compile::{CompileContext, counters, mode, rules, scalar, store};
+use crate::compile::{CompileContext, actions, counters, mode, rules, scalar, store};
 use crate::endpoints::EndpointPattern;
 use crate::language::{ALGORITHMS, ENDPOINT, GLOBAL, LIMIT, Mapping};
 use crate::plan::{Clients, EndpointRule, PathCase, Quota, RateLimits, Rule, Tier};
@@ -186,13 +186,30 @@ pub(super) fn rule<'s>(
     let limit = limit(node, fields, context);
     let algorithm = limit.as_ref().map(|(limit, _)| limit.algorithm());
     let sharing = store::sharing(node, fields, algorithm, context);
+    let on_exceed = actions::on_exceed(fields, context);
     let (limit, spec) = limit?;
+    let on_exceed = on_exceed?;
+    actions::check(fields, &on_exceed, (limit.algorithm(), sharing), context);
     let limit = context.store.as_ref().map_or(limit, |store| store.part_of(limit, sharing));
     let (id, mode, penalty) = (id?, mode?, penalty?);
     context.targets.rules.insert(id, NodeRef::from(node));
     let Spec { requests, window, burst, max_wait } = spec;
     let (quota, line) = (Quota::new(&limit, &spec), node.position.line);
-    Some(Rule { name, id, limit, requests, window, burst, max_wait, quota, mode, penalty, sharing, line })
+    Some(Rule {
+        name,
+        id,
+        limit,
+        requests,
+        window,
+        burst,
+        max_wait,
+        quota,
+        mode,
+        penalty,
+        on_exceed,
+        sharing,
+        line,
+    })
 }
 
 /// Registers the rule `name` and returns its id; reports a conflict.

@@ -3,6 +3,7 @@
 //! Every function takes a node and returns a part of the plan. Problems go to the report and decoding continues, so
 //! the operator sees all problems at once. A plan is returned only if there is no error.
 
+mod actions;
 mod addresses;
 mod admin;
 mod clients;
@@ -104,6 +105,7 @@ pub fn compile_with(
         names: RuleNames::default(),
         targets: WarningTargets::default(),
         expressions: ExpressionBudget::default(),
+        upstreams: Vec::new(),
         configured: Vec::new(),
         directory: None,
         file_bans: Vec::new(),
@@ -180,6 +182,8 @@ struct CompileContext<'s, 'f> {
     names: RuleNames,
     targets: WarningTargets,
     expressions: ExpressionBudget,
+    /// The names of the upstreams, in order.
+    upstreams: Vec<String>,
     /// The identities that `clients` configures, validly or not.
     configured: Vec<ClientKind>,
     /// The tier and tenant of each API key.
@@ -227,6 +231,8 @@ fn decode<'s>(
     let service = service::service((root, fields.get("service")), options.service, context);
     let admin = admin::admin(fields.get("admin"), &mut context.report);
     let upstreams = fields.get("upstreams").map(|node| routing::upstreams(node, context)).unwrap_or_default();
+    // Actions of limits name upstreams.
+    context.upstreams = upstreams.iter().map(|upstream| upstream.name.clone()).collect();
     // Routes inherit these, so decode them first.
     let http = http::options(fields.get("http"), HttpOptions::default(), &mut context.report);
     let routes = routing::routes(fields.get("routes"), (&upstreams, http), context);

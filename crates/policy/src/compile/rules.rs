@@ -67,7 +67,9 @@ fn concurrency_rule<'s>(
     scope: RuleScope,
     context: &mut CompileContext<'s, '_>,
 ) -> Option<ConcurrencyRule> {
-    for key in ["requests", "window", "algorithm", "burst", "max_wait", "cost", "charge", "penalty"] {
+    for key in
+        ["requests", "window", "algorithm", "burst", "max_wait", "cost", "charge", "penalty", "on_exceed"]
+    {
         if let Some(node) = fields.get(key) {
             let what = format!("`{key}` cannot be combined with `concurrent`");
             context.report.push(Finding::error(node, what).hint("use two rules, one for each"));

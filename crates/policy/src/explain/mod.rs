@@ -20,7 +20,7 @@ use crate::matcher::{
     Admission, BanSource, ConcurrencyCheck, Exemption, MatchedRequest, Matcher, RuntimeData, Scratch,
 };
 use crate::path::Readings;
-use crate::plan::{Plan, Route, Rule, RuleSharing, describe_penalty};
+use crate::plan::{ExceedAction, Plan, Route, Rule, RuleSharing, describe_penalty};
 use crate::request::{HeaderTraits, NormalRequest, ReadOptions, RequestError, RequestHead};
 use crate::units::span_text;
 pub use client::ExplainedClient;
@@ -143,6 +143,9 @@ pub struct ExplainedRule {
     pub binding: bool,
     /// The mode: `enforce`, `shadow`, or `canary` and a share.
     pub mode: String,
+    /// What happens to a request that exceeds it, if that is not a rejection.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub on_exceed: Option<String>,
     /// The lock-out after repeated rejections, if there is one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub penalty: Option<String>,
@@ -414,6 +417,9 @@ fn explain_check(check: &Check<'_>, rule: &Rule, outcome: &Outcome) -> Explained
         charge: None,
         binding: check.role == Role::Binding,
         mode: rule.mode.to_string(),
+        on_exceed: Some(&rule.on_exceed)
+            .filter(|action| **action != ExceedAction::Reject)
+            .map(ToString::to_string),
         penalty: None,
         sharing: rule.sharing.map(ExplainedSharing::new),
         condition_failed: false,

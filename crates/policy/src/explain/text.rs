@@ -78,12 +78,15 @@ impl ExplainedRoute {
 
 impl ExplainedRule {
     fn write(&self, number: usize, is_tightest: bool, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { name, line, limit, key, cost, charge, binding, mode, penalty, sharing, .. } = self;
-        let Self { condition_failed, outcome, .. } = self;
+        let Self { name, line, limit, key, cost, charge, binding, mode, on_exceed, penalty, .. } = self;
+        let Self { sharing, condition_failed, outcome, .. } = self;
         writeln!(f, "{number:>2}. {name} (line {line}): {limit}")?;
         writeln!(f, "    counter {key}, cost {cost}, {}", role(mode, *binding))?;
         if let Some(charge) = charge {
             writeln!(f, "    {charge}")?;
+        }
+        if let Some(action) = on_exceed {
+            writeln!(f, "    when exceeded: {action}")?;
         }
         if let Some(penalty) = penalty {
             writeln!(f, "    {penalty}")?;

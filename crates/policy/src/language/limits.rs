@@ -3,6 +3,7 @@
 use super::Shape::{
     Choice, Count, Duration, Either, List, Named, Object, OneOrMany, Percent, Size, Status, Text,
 };
+use super::actions::ON_EXCEED_KEY;
 use super::names::{ALGORITHMS, ANY_TEXT, EVERYBODY, HEADER, IDENTITY, METHOD, MODES, PATH};
 use super::store::{RULE_COORDINATION, RULE_FAILURE_MODE};
 use super::{Mapping, PolicyKey, Shape};
@@ -130,6 +131,7 @@ pub(crate) static LIMIT: Mapping = Mapping {
         MAX_WAIT,
         MODE,
         PENALTY_KEY,
+        ON_EXCEED_KEY,
         RULE_COORDINATION,
         RULE_FAILURE_MODE,
     ],
@@ -139,7 +141,17 @@ pub(crate) static GLOBAL: Mapping = Mapping {
     name: "the global limit",
     path: "rate_limits.global",
     doc: "One limit for all clients together.",
-    keys: &[REQUESTS, WINDOW, ALGORITHM, BURST, MAX_WAIT, MODE, RULE_COORDINATION, RULE_FAILURE_MODE],
+    keys: &[
+        REQUESTS,
+        WINDOW,
+        ALGORITHM,
+        BURST,
+        MAX_WAIT,
+        MODE,
+        ON_EXCEED_KEY,
+        RULE_COORDINATION,
+        RULE_FAILURE_MODE,
+    ],
 };
 
 pub(crate) static ENDPOINT: Mapping = Mapping {
@@ -154,6 +166,7 @@ pub(crate) static ENDPOINT: Mapping = Mapping {
         MAX_WAIT,
         MODE,
         PENALTY_KEY,
+        ON_EXCEED_KEY,
         RULE_COORDINATION,
         RULE_FAILURE_MODE,
     ],
@@ -194,6 +207,7 @@ pub(crate) static RULE: Mapping = Mapping {
         ),
         MODE,
         PENALTY_KEY,
+        ON_EXCEED_KEY,
         PolicyKey::new("cost", Either(&[Count(1), Object(&COST)]), "How many units of the limit a request costs.", "5")
             .default("1"),
         PolicyKey::new(

@@ -3,6 +3,7 @@
 //! The compiler, the JSON Schema for editors and docs/config.md all use this table, so they cannot contradict each
 //! other.
 
+mod actions;
 mod envoy;
 mod limits;
 mod names;
@@ -13,6 +14,7 @@ mod service;
 mod store;
 mod table;
 
+pub(crate) use actions::{CACHED, DEFER, DEGRADE, LEND, ON_EXCEED, SLOWDOWN};
 pub(crate) use envoy::{
     ENVOY_DESCRIPTOR, ENVOY_FILE, ENVOY_FLAGS, ENVOY_RATE_LIMIT, ENVOY_REPLACES, ENVOY_UNITS,
 };
@@ -20,9 +22,9 @@ pub(crate) use limits::{
     AFTER, CANARY, CHARGE, COST, ENDPOINT, GLOBAL, LIMIT, MATCH, PENALTY, RATE_LIMITS, RULE,
 };
 pub(crate) use names::{
-    ADAPTIVE, ALGORITHMS, BALANCES, BREAKER_SCOPES, COORDINATIONS, ENCODED_SLASHES, ERROR_BODIES, EVERYBODY,
-    HEADER_STYLES, IDENTITIES, JITTERS, KEY_VERIFICATIONS, MODES, OFF, ON_INVALID, PATH_CASES, RETRY_CAUSES,
-    STORE_FAILURE_MODES, UNDERSCORE_HEADERS,
+    ADAPTIVE, ALGORITHMS, BALANCES, BREAKER_SCOPES, COORDINATIONS, CREDENTIALS, ENCODED_SLASHES,
+    ERROR_BODIES, EVERYBODY, HEADER_STYLES, IDENTITIES, JITTERS, KEY_VERIFICATIONS, MODES, OFF, ON_INVALID,
+    PATH_CASES, RETRY_CAUSES, STORE_FAILURE_MODES, UNDERSCORE_HEADERS,
 };
 pub use reference::reference;
 pub(crate) use resilience::{

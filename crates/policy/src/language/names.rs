@@ -24,6 +24,10 @@ pub(crate) const JITTERS: &[&str] = &["none", "full", "equal", "decorrelated"];
 pub(crate) const BREAKER_SCOPES: &[&str] = &["server", "upstream"];
 /// How nodes share a limit.
 pub(crate) const COORDINATIONS: &[&str] = &["central", "lease", "sync", "static"];
+/// The actions without parameters when a limit is exceeded.
+pub(crate) const PLAIN_ACTIONS: &[&str] = &["reject", "degrade"];
+/// Whether deferred requests may have credentials.
+pub(crate) const CREDENTIALS: &[&str] = &["reject", "store"];
 /// What happens while the shared store fails.
 pub(crate) const STORE_FAILURE_MODES: &[&str] = &["local", "allow", "deny"];
 /// The value of `shed` without bounds.

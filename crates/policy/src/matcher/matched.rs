@@ -4,14 +4,18 @@ use http::HeaderMap;
 use http::header::HeaderName;
 use ipnet::IpNet;
 use smallvec::SmallVec;
-use tidegate_core::{Check, Cost, CounterKey, Decision, LimitReport, Outcome, Penalty, Role, Timestamp};
+use tidegate_core::{
+    ActionSet, Check, Cost, CounterKey, Decision, LimitReport, Outcome, Penalty, Role, Timestamp,
+};
 
 use crate::bans::{Ban, Bans};
 use crate::directory::Directory;
 use crate::identity::NotLockedOut;
 use crate::matcher::condition;
 use crate::path::Readings;
-use crate::plan::{ChargeBasis, ConcurrencyRule, CounterScope, Plan, Rule, RuleCost, StatusSet};
+use crate::plan::{
+    ChargeBasis, ConcurrencyRule, CounterScope, ExceedAction, Plan, Rule, RuleCost, StatusSet,
+};
 
 /// The number of checks stored without an allocation: the four built-in limits and four more.
 const INLINE: usize = 8;
@@ -223,11 +227,12 @@ impl<'a> AppliedRules<'a> {
 }
 
 /// The checks of a request, in the order of the policy, and the rules they come from.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct MatchedRequest<'a> {
     checks: SmallVec<[Check<'a>; INLINE]>,
     rules: AppliedRules<'a>,
     not_locked_out: NotLockedOut,
+    performed: ActionSet,
 }
 
 impl<'a> MatchedRequest<'a> {
@@ -239,12 +244,47 @@ impl<'a> MatchedRequest<'a> {
         not_locked_out: NotLockedOut,
     ) -> Self {
         let rules = AppliedRules::new(plan, scratch, checks, client);
-        Self { checks: rules.checks().collect(), rules, not_locked_out }
+        Self { checks: rules.checks().collect(), rules, not_locked_out, performed: ActionSet::NONE }
     }
 
     /// The checks, to be decided together.
     pub fn checks(&self) -> &[Check<'a>] {
         &self.checks
+    }
+
+    /// Sets which actions take the place of rejections, because the interface can perform them.
+    pub fn perform(&mut self, actions: ActionSet) {
+        self.performed = actions;
+        for (check, applied) in self.checks.iter_mut().zip(self.rules.applied) {
+            let kind = applied.rule_ref.rule(self.rules.plan).map(|rule| rule.on_exceed.kind());
+            if check.role == Role::Binding && kind.is_some_and(|kind| kind.admits() && actions.contains(kind))
+            {
+                check.role = Role::Action;
+            }
+        }
+    }
+
+    /// Undoes [`perform`](Self::perform): every enforced check rejects.
+    pub fn reject(&mut self) {
+        self.performed = ActionSet::NONE;
+        for check in self.checks.iter_mut().filter(|check| check.role == Role::Action) {
+            check.role = Role::Binding;
+        }
+    }
+
+    /// The decision with the same outcomes and the present roles of the checks.
+    pub fn rebind(&self, decision: Decision) -> Decision {
+        Decision::new(decision.at, &self.checks, decision.outcomes)
+    }
+
+    /// The actions that take the place of rejections.
+    pub fn performed(&self) -> ActionSet {
+        self.performed
+    }
+
+    /// What happens if check number `index` does not fit.
+    pub fn on_exceed(&self, index: usize) -> Option<&'a ExceedAction> {
+        self.rules.rule(index).map(|rule| &rule.on_exceed)
     }
 
     /// The penalty for violations of check number `index`; `None` if a lock-out could affect other clients.
@@ -327,9 +367,9 @@ impl<'a> MatchedRequest<'a> {
         checks.map(|((check, rule), outcome)| CheckResult { rule, check, outcome })
     }
 
-    /// Whether any check can reject the request. Advisory checks cannot.
-    pub fn has_binding_check(&self) -> bool {
-        self.checks.iter().any(|check| check.role == Role::Binding)
+    /// Whether any check is of an enforced rule, so that it may have to reject the request.
+    pub fn has_enforced_check(&self) -> bool {
+        self.checks.iter().any(|check| check.role.is_enforced())
     }
 
     /// The counter key of the client. It may contain an API key.
@@ -350,7 +390,7 @@ impl<'a> MatchedRequest<'a> {
             return decision.rejected_by;
         }
         let outcomes = self.checks.iter().zip(&decision.outcomes).enumerate();
-        let binding = outcomes.filter(|(_, (check, _))| check.role == Role::Binding);
+        let binding = outcomes.filter(|(_, (check, _))| check.role.is_enforced());
         // Compares a/b with c/d by cross-multiplication; the products fit 128 bits.
         let product = |remaining: u64, limit: u64| u128::from(remaining) * u128::from(limit);
         let least = binding.min_by(|(_, (_, one)), (_, (_, other))| {

@@ -70,6 +70,7 @@ pub struct Matcher {
     bans: Networks,
     has_penalties: bool,
     has_settlements: bool,
+    has_actions: bool,
     has_shared_permits: bool,
     /// Whether a token or a key may get a request rejected.
     checks_credentials: bool,
@@ -100,6 +101,7 @@ impl Matcher {
             custom.charge != ChargeBasis::UpFront || matches!(custom.cost, RuleCost::Body(_))
         };
         let has_settlements = limits.rules.iter().any(is_settled_later);
+        let has_actions = limits.iter().any(|rule| rule.on_exceed.kind().needs_interface());
         let has_penalties = limits.iter().any(|rule| rule.penalty.is_some());
         let has_shared_permits = limits.concurrent.iter().any(ConcurrencyRule::has_shared_permits);
         let header_rules = HeaderRules::new(&plan);
@@ -120,6 +122,7 @@ impl Matcher {
             bans,
             has_penalties,
             has_settlements,
+            has_actions,
             has_shared_permits,
             checks_credentials,
             rules_by_name,
@@ -144,6 +147,11 @@ impl Matcher {
     /// Whether any rule has a cost that is settled later.
     pub fn has_settlements(&self) -> bool {
         self.has_settlements
+    }
+
+    /// Whether any rule has an action that an interface has to perform.
+    pub fn has_actions(&self) -> bool {
+        self.has_actions
     }
 
     /// Whether all nodes together have the permits of any concurrency rule.

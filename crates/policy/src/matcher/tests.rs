@@ -357,7 +357,7 @@ rate_limits:
                 ("endpoint:/a", Role::Advisory)
             ]
         );
-        assert!(matched_request.has_binding_check());
+        assert!(matched_request.has_enforced_check());
     });
 }
 

@@ -10,7 +10,7 @@ use tidegate_core::{Algorithm, Coordination, Cost, LeakyBucket, Limit, Penalty, 
 use crate::endpoints::EndpointPattern;
 use crate::expression::Expression;
 use crate::identity::ClientKind;
-use crate::plan::{ChargeBasis, Mode, Quota, RuleCost, RuleSharing};
+use crate::plan::{ChargeBasis, ExceedAction, Mode, Quota, RuleCost, RuleSharing};
 use crate::units::span_text;
 
 /// All limits, in the order in which they are checked.
@@ -66,6 +66,8 @@ pub struct Rule {
     pub mode: Mode,
     /// The lock-out for clients that are rejected repeatedly.
     pub penalty: Option<Penalty>,
+    /// What happens to a request that exceeds it.
+    pub on_exceed: ExceedAction,
     /// How nodes share its counters; `None` if each process counts for itself.
     pub sharing: Option<RuleSharing>,
     /// The line in the policy.
@@ -76,6 +78,11 @@ impl Rule {
     /// The algorithm.
     pub const fn algorithm(&self) -> Algorithm {
         self.limit.algorithm()
+    }
+
+    /// Whether it rejects requests of any client. One that degrades them does so only where the action cannot be performed.
+    pub fn can_reject(&self) -> bool {
+        self.mode.can_reject() && !self.on_exceed.kind().admits()
     }
 
     /// The longest time that a request is delayed: as in the policy, or the algorithm's default.
@@ -100,6 +107,9 @@ impl Rule {
         if self.mode != Mode::Enforce {
             // Writing to a `String` cannot fail.
             let _ = write!(text, ", {}", self.mode);
+        }
+        if self.on_exceed != ExceedAction::Reject {
+            let _ = write!(text, ", {}", self.on_exceed);
         }
         if let Some(penalty) = self.penalty {
             let _ = write!(text, ", {}", describe_penalty(&penalty));

@@ -3,6 +3,7 @@
 //! Only [`compile()`](crate::compile()) creates a plan. Everything in a plan is validated: limits can be counted exactly,
 //! names are unique, networks are valid, and the upstream of every route exists.
 
+mod action;
 mod clients;
 mod cost;
 mod http;
@@ -25,6 +26,7 @@ use crate::directory::Directory;
 use crate::endpoints::EndpointPattern;
 use crate::identity::Identities;
 
+pub use action::{DeferAction, DegradedUpstream, ExceedAction};
 pub use clients::{
     ClaimName, Clients, ExemptClients, NameSource, OnInvalid, Secret, TierSource, TokenKey, TokenPlan,
 };

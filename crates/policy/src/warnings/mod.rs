@@ -1,5 +1,6 @@
 //! Warnings: what is valid but probably mistaken.
 
+mod actions;
 mod identity;
 mod redundant;
 mod store;
@@ -20,6 +21,7 @@ pub(crate) fn find(plan: &Plan, targets: &WarningTargets, report: &mut ProblemRe
     tenant(plan, targets, report);
     all_addresses(plan, targets, report);
     fixed_window_alone(plan, targets, report);
+    actions::find(plan, targets, report);
     identity::find(plan, targets, report);
     waits::find(plan, targets, report);
     store::find(plan, targets, report);
@@ -96,7 +98,7 @@ fn fixed_window_alone(plan: &Plan, targets: &WarningTargets, report: &mut Proble
         report.push(finding.hint("add `default: { requests: 100, window: 60 }` to `rate_limits`"));
         return;
     };
-    let mut enforced = plan.rate_limits.iter().filter(|rule| rule.mode.can_reject());
+    let mut enforced = plan.rate_limits.iter().filter(|rule| rule.can_reject());
     let Some(first) = enforced.next() else {
         let finding = Finding::warning(
             targets.rule(first.id),

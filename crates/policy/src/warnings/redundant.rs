@@ -29,7 +29,7 @@ pub(super) fn find(plan: &Plan, targets: &WarningTargets, report: &mut ProblemRe
         )));
     };
     // Only a limit that is enforced for all clients makes another one redundant.
-    let enforced = |rule: &&Rule| rule.mode == Mode::Enforce;
+    let enforced = |rule: &&Rule| rule.mode == Mode::Enforce && rule.can_reject();
     let global = limits.global.as_ref().filter(enforced);
     let under_global = |rule: &Rule| global.filter(|global| is_stricter(global, rule));
     let tiers = || limits.tiers.iter().map(|tier| tier.rule.as_ref());

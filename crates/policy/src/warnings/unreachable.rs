@@ -46,8 +46,8 @@ fn unlimited_routes(plan: &Plan, targets: &WarningTargets, report: &mut ProblemR
     let clients = &plan.clients;
     let has_tiers = clients.tiers.file.is_some() || clients.tiers.default.is_some();
     // Limits in shadow mode do not protect a route.
-    let is_enforced = |rule: &Option<Rule>| rule.as_ref().is_some_and(|rule| rule.mode.can_reject());
-    let rules = || limits.rules.iter().filter(|custom| custom.rule.mode.can_reject());
+    let is_enforced = |rule: &Option<Rule>| rule.as_ref().is_some_and(Rule::can_reject);
+    let rules = || limits.rules.iter().filter(|custom| custom.rule.can_reject());
     let concurrency_rules = || limits.concurrent.iter().filter(|rule| rule.mode.can_reject());
     let everywhere = [&limits.global, &limits.default, &limits.tenant].into_iter().any(is_enforced)
         || (has_tiers && limits.tiers.iter().any(|tier| is_enforced(&tier.rule)))
@@ -58,7 +58,7 @@ fn unlimited_routes(plan: &Plan, targets: &WarningTargets, report: &mut ProblemR
     }
     let custom = rules().map(|custom| &custom.matches).chain(concurrency_rules().map(|rule| &rule.matches));
     let custom = custom.flat_map(|matches| &matches.paths);
-    let endpoints = limits.endpoints.iter().filter(|endpoint| endpoint.rule.mode.can_reject());
+    let endpoints = limits.endpoints.iter().filter(|endpoint| endpoint.rule.can_reject());
     let fold = folding(plan);
     let folded: Vec<_> = endpoints.map(|endpoint| &endpoint.pattern).chain(custom).map(&fold).collect();
     let mut limited = Patterns::new(folded.iter());

@@ -147,7 +147,7 @@ impl<'a> Encoder<'a> {
             self.push_counter(&check.key, Some(&check.limit), check.cost)?;
             self.operations.push(match check.role {
                 Role::Binding => 1,
-                Role::Advisory => 2,
+                Role::Advisory | Role::Action => 2,
                 Role::Overage => 3,
             });
         }

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 use futures_util::future::join_all;
-use tidegate_core::{Check, Decision, Refund, Role, RuleId, StoreFailureMode, TimeSpan, Timestamp};
+use tidegate_core::{Check, Decision, Refund, RuleId, StoreFailureMode, TimeSpan, Timestamp};
 use tidegate_store::{PermitGrant, Store, StoreError};
 
 use super::StoreState;
@@ -180,7 +180,7 @@ impl StoreState {
         error: StoreError,
     ) -> Result<Groups<'a>, StoreError> {
         let mode = |check: &Check<'_>| self.mode_after(check.key.rule, &error);
-        let denies = |check: &Check<'_>| mode(check) == StoreFailureMode::Deny && check.role == Role::Binding;
+        let denies = |check: &Check<'_>| mode(check) == StoreFailureMode::Deny && check.role.is_enforced();
         let is_local = matches!(failed.decider, Decider::Fallback | Decider::Nothing);
         if !is_outage(&error) || is_local || failed.checks.iter().any(denies) {
             return Err(error);

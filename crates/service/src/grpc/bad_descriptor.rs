@@ -74,6 +74,7 @@ impl BadDescriptor {
             statuses: (0..descriptors).map(status).collect(),
             response_headers_to_add: vec![content_type],
             raw_body: body.encode(style),
+            ..RateLimitResponse::default()
         }
     }
 }

@@ -8,7 +8,8 @@ use std::ops::Range;
 
 use smallvec::SmallVec;
 use tidegate_core::{
-    Check, Cost, CounterKey, Decision, Limit, Outcome, RecordedDecision, Role, RuleId, Timestamp, Verdict,
+    ActionKind, Check, Cost, CounterKey, Decision, Limit, Outcome, RecordedDecision, Role, RuleAction,
+    RuleId, Timestamp, Verdict,
 };
 use tidegate_headers::{Quota, RetryAfter};
 use tidegate_policy::{DescriptorLimit, EnvoyDomain, EnvoyRate, RateUnit};
@@ -340,7 +341,7 @@ fn respond<S: Store + 'static>(
     (now, envoy, record): (Timestamp, &ServedEnvoyLimits, &mut RequestRecord<'_>),
 ) -> RateLimitResponse {
     let mut response = ResponseBuilder::new(decision.map_or(now, |decision| decision.at), found.len());
-    let (mut rejecting, mut shadow_rejections) = (None, SmallVec::<[RuleId; 4]>::new());
+    let (mut rejecting, mut shadow_actions) = (None, SmallVec::<[RuleAction; 4]>::new());
     for (found, outcome) in with_outcomes(found, decision) {
         let exceeds = found.exceeds(outcome);
         let is_binding = found.role() == Role::Binding;
@@ -349,7 +350,7 @@ fn respond<S: Store + 'static>(
             rejecting = Some(found);
         }
         if exceeds && found.is_shadow() {
-            shadow_rejections.push(found.rule());
+            shadow_actions.push(RuleAction { rule: found.rule(), kind: ActionKind::Reject });
         }
         let effect = StatusEffect {
             is_over: exceeds && !found.is_shadow(),
@@ -371,7 +372,8 @@ fn respond<S: Store + 'static>(
         client: None,
         rejected_by: rejecting.map(FoundDescriptor::rule),
         limit: None,
-        shadow_rejections: shadow_rejections.into_iter(),
+        action: None,
+        shadow_actions: shadow_actions.into_iter(),
     };
     DecisionSink::Request(record).record(&envoy.counted, decision_record);
     if let Some(rejecting) = rejecting {

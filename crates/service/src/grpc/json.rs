@@ -1,9 +1,11 @@
 //! `POST /json`: a rate limit call over HTTP, in the JSON format of protobuf, as the reference server has it.
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::marker::PhantomData;
 use std::net::IpAddr;
 
+use prost_types::value::Kind;
 use serde::de::value::MapAccessDeserializer;
 use serde::de::{Deserializer, MapAccess, Visitor};
 use serde::{Deserialize, Serialize};
@@ -13,8 +15,8 @@ use tidegate_telemetry::RequestRecord;
 
 use super::bad_descriptor::RlsError;
 use super::message::{
-    DescriptorEntry, LimitOverride, RateLimitDescriptor, RateLimitRequest, RateLimitResponse, ResponseCode,
-    ResponseUnit,
+    AddedHeader, DescriptorEntry, LimitOverride, RateLimitDescriptor, RateLimitRequest, RateLimitResponse,
+    ResponseCode, ResponseUnit,
 };
 use super::rate_limit;
 use super::status::GrpcCode;
@@ -202,6 +204,10 @@ struct JsonResponse<'r> {
     statuses: Vec<JsonStatus<'r>>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     response_headers_to_add: Vec<JsonHeader<'r>>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    request_headers_to_add: Vec<JsonHeader<'r>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    dynamic_metadata: Option<BTreeMap<&'r str, &'r str>>,
 }
 
 #[derive(Serialize)]
@@ -232,6 +238,18 @@ struct JsonHeader<'r> {
     value: &'r str,
 }
 
+fn json_headers(headers: &[AddedHeader]) -> Vec<JsonHeader<'_>> {
+    headers.iter().map(|header| JsonHeader { key: &header.key, value: &header.value }).collect()
+}
+
+/// The text of a value of metadata: they are all texts.
+fn text_of(value: &prost_types::Value) -> &str {
+    match &value.kind {
+        Some(Kind::StringValue(text)) => text,
+        _ => "",
+    }
+}
+
 fn response_json(response: &RateLimitResponse) -> String {
     let statuses = response.statuses.iter().map(|status| JsonStatus {
         code: code_name(status.code()),
@@ -243,14 +261,14 @@ fn response_json(response: &RateLimitResponse) -> String {
         limit_remaining: Some(status.limit_remaining).filter(|remaining| *remaining > 0),
         duration_until_reset: status.duration_until_reset.map(|duration| format!("{}s", duration.seconds)),
     });
-    let headers = &response.response_headers_to_add;
     let json = JsonResponse {
         overall_code: code_name(response.overall_code()),
         statuses: statuses.collect(),
-        response_headers_to_add: headers
-            .iter()
-            .map(|header| JsonHeader { key: &header.key, value: &header.value })
-            .collect(),
+        response_headers_to_add: json_headers(&response.response_headers_to_add),
+        request_headers_to_add: json_headers(&response.request_headers_to_add),
+        dynamic_metadata: response.dynamic_metadata.as_ref().map(|metadata| {
+            metadata.fields.iter().map(|(key, value)| (key.as_str(), text_of(value))).collect()
+        }),
     };
     // Such a value can always be written.
     serde_json::to_string(&json).unwrap_or_default()
@@ -344,7 +362,7 @@ mod tests {
             overall_code: ResponseCode::OverLimit.into(),
             statuses: vec![over],
             response_headers_to_add: vec![AddedHeader { key: "k".to_owned(), value: "v".to_owned() }],
-            raw_body: Vec::new(),
+            ..RateLimitResponse::default()
         };
         let expected = r#"{"overallCode":"OVER_LIMIT","statuses":[{"code":"OVER_LIMIT","currentLimit":{"requestsPerUnit":3,"unit":"MINUTE"},"durationUntilReset":"40s"}],"responseHeadersToAdd":[{"key":"k","value":"v"}]}"#;
         assert_eq!(response_json(&response), expected);

@@ -1,6 +1,6 @@
 //! The messages of the rate limit service. Fields that are not listed are ignored.
 
-use prost_types::Duration;
+use prost_types::{Duration, Struct};
 
 /// `envoy.service.ratelimit.v3.RateLimitRequest`.
 #[derive(Clone, PartialEq, prost::Message)]
@@ -56,9 +56,15 @@ pub(crate) struct RateLimitResponse {
     pub(crate) statuses: Vec<DescriptorStatus>,
     #[prost(message, repeated, tag = "3")]
     pub(crate) response_headers_to_add: Vec<AddedHeader>,
+    /// For the request that the caller forwards.
+    #[prost(message, repeated, tag = "4")]
+    pub(crate) request_headers_to_add: Vec<AddedHeader>,
     /// The body with which the caller rejects the request.
     #[prost(bytes = "vec", tag = "5")]
     pub(crate) raw_body: Vec<u8>,
+    /// Names the action of the limit that is exceeded.
+    #[prost(message, optional, tag = "6")]
+    pub(crate) dynamic_metadata: Option<Struct>,
 }
 
 /// `RateLimitResponse.Code`.

@@ -8,11 +8,12 @@
 use std::net::IpAddr;
 
 use smallvec::SmallVec;
-use tidegate_core::{Cost, RecordedDecision, Timestamp};
+use tidegate_core::{ActionKind, ActionSet, Cost, RecordedDecision, Timestamp};
 use tidegate_limiter::{
-    Charge, ChargeUse, RefuseReason, RefuseRuling, ReportedLimits, RuleCheck, Ruling, UnknownRule,
+    Charge, ChargeUse, CheckContext, RefuseReason, RefuseRuling, ReportedLimits, RuleCheck, Ruling,
+    UnknownRule,
 };
-use tidegate_policy::{RateUnit, Scratch};
+use tidegate_policy::{ExceedAction, RateUnit, Scratch};
 use tidegate_store::Store;
 use tidegate_telemetry::{DecisionKind, DecisionSink, RequestRecord};
 
@@ -26,6 +27,9 @@ use super::response::ResponseBuilder;
 use super::status::{GrpcCode, GrpcError, shown};
 use crate::client::{self, RuleClientError, StatedIdentity};
 use crate::worker::{ServedPolicy, ServiceWorker};
+
+/// The actions that Envoy performs: it adds a header to the request.
+const PERFORMED: ActionSet = ActionSet::of(&[ActionKind::Degrade]);
 
 /// Decides a call in the policy's own domain.
 pub(super) async fn decide<S: Store + 'static>(
@@ -51,7 +55,7 @@ pub(super) async fn decide<S: Store + 'static>(
             RlsError::Descriptor(bad) => bad.at(position, count).into(),
             error @ RlsError::Call(_) => error,
         })?;
-        decided.add(worker, &ruling, (&policy, record), &mut response)?;
+        decided.add(worker, ruling, (&policy, record), &mut response)?;
     }
     let PolicyDecision { kind, charge } = decided;
     if kind == DecisionKind::Exempt {
@@ -78,13 +82,14 @@ async fn rule<'s, S: Store + 'static>(
         return Err(GrpcError::invalid(message).into());
     }
     let active = &*policy.active;
+    let context = CheckContext { now, performs: PERFORMED };
     let Some(named) = NamedRule::read(descriptor)? else {
         if hits.is_some_and(|hits| hits != 1) {
             let message = "`hits_addend` needs the entry `rule`; the policy sets the cost of a request";
             return Err(BadDescriptor::new(message).into());
         }
         let described = read_request(active, descriptor, peer, &**worker.limiter.clock())?;
-        return Ok(worker.limiter.check(active, &described.facts(), scratch, now).await);
+        return Ok(worker.limiter.check(active, &described.facts(), scratch, context).await);
     };
     let NamedRule { rule, client } = named;
     let no_rule = || {
@@ -98,7 +103,7 @@ async fn rule<'s, S: Store + 'static>(
     })?;
     let check = RuleCheck { rule, client: &key, cost: Cost::new(hits.unwrap_or(1)) };
     // A misspelt rule must not admit everything.
-    worker.limiter.check_rule(active, check, scratch, now).await.map_err(|UnknownRule| no_rule())
+    worker.limiter.check_rule(active, check, scratch, context).await.map_err(|UnknownRule| no_rule())
 }
 
 /// Callers leave out entries of headers that a request does not have, so also a missing identity may be the client's choice.
@@ -151,10 +156,17 @@ impl PolicyDecision {
     fn add<'n, S: Store + 'static>(
         &mut self,
         worker: &ServiceWorker<S>,
-        ruling: &Ruling<'n>,
+        mut ruling: Ruling<'n>,
         (policy, record): (&ServedPolicy, &mut RequestRecord<'_>),
         response: &mut ResponseBuilder<'n>,
     ) -> Result<(), GrpcError> {
+        if let Ruling::Act(act) = ruling {
+            ruling = match act.action() {
+                ExceedAction::Degrade { upstream: None } => Ruling::Act(act),
+                // Envoy would forward it to the usual upstream.
+                _ => Ruling::Refuse(act.refuse(&worker.limiter)),
+            };
+        }
         let limits = ruling.report().limits();
         let recorded = ruling.recorded(&limits);
         // Another descriptor of the call says more.
@@ -165,27 +177,40 @@ impl PolicyDecision {
         if !limits.is_empty() {
             response.set_time(ruling.report().at());
         }
-        let is_over = match ruling {
+        let is_over = match &ruling {
             // Its concurrency permits are released at once: the end of the request is not known here. The delay of a leaky
             // bucket is not reported: Envoy has no field for it.
             Ruling::Serve(serve) => {
-                let later = serve.charge(&worker.limiter, ChargeUse::Refundable);
-                match (&mut self.charge, later) {
-                    (Some(charge), Some(later)) => charge.join(later),
-                    (charge, later) => *charge = charge.take().or(later),
-                }
+                self.join(serve.charge(&worker.limiter, ChargeUse::Refundable));
                 false
             }
             Ruling::Refuse(RefuseRuling { reason: RefuseReason::StoreUnavailable, .. }) => {
                 return Err(GrpcError::store_unavailable());
             }
+            Ruling::Act(act) => {
+                self.join(act.charge(&worker.limiter, ChargeUse::Refundable));
+                response.set_action(act.action().kind(), act.rule_name());
+                response.mark_degraded();
+                false
+            }
             Ruling::Refuse(refuse) => {
                 response.set_retry_after(refuse.retry_after);
+                if let Some((action, rule)) = refuse.unperformed() {
+                    response.set_action(action.kind(), rule);
+                }
                 true
             }
         };
         add_limits(response, &limits, is_over);
         Ok(())
+    }
+
+    /// Adds the charge of a descriptor.
+    fn join(&mut self, later: Option<Charge>) {
+        match (&mut self.charge, later) {
+            (Some(charge), Some(later)) => charge.join(later),
+            (charge, later) => *charge = charge.take().or(later),
+        }
     }
 }
 

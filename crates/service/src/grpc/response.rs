@@ -1,9 +1,10 @@
 //! Builds the response: the statuses in the order of the descriptors, and the headers that Envoy adds.
 
-use prost_types::Duration;
+use prost_types::value::Kind;
+use prost_types::{Duration, Struct};
 use smallvec::SmallVec;
-use tidegate_core::{LimitReport, LimitUnit, TimeSpan, Timestamp};
-use tidegate_headers::{HeaderWriter, RateLimitHeaders, RetryAfter, write_retry_after};
+use tidegate_core::{ActionKind, LimitReport, LimitUnit, TimeSpan, Timestamp};
+use tidegate_headers::{DEGRADE, HeaderWriter, RateLimitHeaders, RetryAfter, write_retry_after};
 use tidegate_store::Store;
 use tidegate_telemetry::RequestRecord;
 
@@ -20,6 +21,9 @@ pub(super) struct ResponseBuilder<'n> {
     rejecting: Option<usize>,
     is_over: bool,
     retry_after: Option<RetryAfter>,
+    /// The action of the limit that is exceeded, and the name of its rule.
+    action: Option<(ActionKind, &'n str)>,
+    request_headers: Vec<AddedHeader>,
 }
 
 /// What the status of a descriptor says and does.
@@ -42,6 +46,8 @@ impl<'n> ResponseBuilder<'n> {
             rejecting: None,
             is_over: false,
             retry_after: None,
+            action: None,
+            request_headers: Vec::new(),
         }
     }
 
@@ -88,6 +94,19 @@ impl<'n> ResponseBuilder<'n> {
         self.retry_after = retry_after;
     }
 
+    /// Names the action of a limit that is exceeded.
+    pub(super) fn set_action(&mut self, action: ActionKind, rule: &'n str) {
+        self.action = Some((action, rule));
+    }
+
+    /// Tells the service that the request is served in a cheaper way.
+    pub(super) fn mark_degraded(&mut self) {
+        if self.request_headers.is_empty() {
+            let header = AddedHeader { key: DEGRADE.as_str().to_owned(), value: "1".to_owned() };
+            self.request_headers.push(header);
+        }
+    }
+
     /// The response with its headers. Records the limit that they report.
     pub(super) fn finish<S: Store + 'static>(
         self,
@@ -96,8 +115,17 @@ impl<'n> ResponseBuilder<'n> {
     ) -> RateLimitResponse {
         let response_headers_to_add = self.headers(worker, record);
         let overall_code = if self.is_over { ResponseCode::OverLimit } else { ResponseCode::Ok }.into();
-        let raw_body = Vec::new();
-        RateLimitResponse { overall_code, statuses: self.statuses, response_headers_to_add, raw_body }
+        let dynamic_metadata =
+            self.action.map(|(action, rule)| metadata(&[("action", action.name()), ("rule", rule)]));
+        RateLimitResponse {
+            overall_code,
+            statuses: self.statuses,
+            response_headers_to_add,
+            // A request that is rejected is not forwarded.
+            request_headers_to_add: if self.is_over { Vec::new() } else { self.request_headers },
+            dynamic_metadata,
+            ..RateLimitResponse::default()
+        }
     }
 
     fn headers<S: Store + 'static>(
@@ -124,6 +152,12 @@ impl<'n> ResponseBuilder<'n> {
         });
         added.collect()
     }
+}
+
+/// Metadata of these texts.
+fn metadata(texts: &[(&str, &str)]) -> Struct {
+    let value = |text: &str| prost_types::Value { kind: Some(Kind::StringValue(text.to_owned())) };
+    Struct { fields: texts.iter().map(|(key, text)| ((*key).to_owned(), value(text))).collect() }
 }
 
 /// The limit of which the smallest fraction is left.

@@ -3,7 +3,7 @@
 use prost_types::field_descriptor_proto::{Label, Type};
 use prost_types::{
     DescriptorProto, EnumDescriptorProto, EnumValueDescriptorProto, FieldDescriptorProto,
-    FileDescriptorProto, MethodDescriptorProto, ServiceDescriptorProto,
+    FileDescriptorProto, MessageOptions, MethodDescriptorProto, ServiceDescriptorProto,
 };
 
 use super::message::ResponseUnit;
@@ -21,6 +21,7 @@ const DESCRIPTOR: &str = "envoy/extensions/common/ratelimit/v3/ratelimit.proto";
 const UNIT: &str = "envoy/type/v3/ratelimit_unit.proto";
 const BASE: &str = "envoy/config/core/v3/base.proto";
 const DURATION: &str = "google/protobuf/duration.proto";
+const STRUCT: &str = "google/protobuf/struct.proto";
 const WRAPPERS: &str = "google/protobuf/wrappers.proto";
 const HEALTH: &str = "grpc/health/v1/health.proto";
 const REFLECTION: [(&str, &str); 2] = [
@@ -28,8 +29,8 @@ const REFLECTION: [(&str, &str); 2] = [
     ("grpc/reflection/v1alpha/reflection.proto", "grpc.reflection.v1alpha"),
 ];
 /// All files.
-const FILES: [&str; 9] =
-    [RLS, DESCRIPTOR, UNIT, BASE, DURATION, WRAPPERS, HEALTH, REFLECTION[0].0, REFLECTION[1].0];
+const FILES: [&str; 10] =
+    [RLS, DESCRIPTOR, UNIT, BASE, DURATION, STRUCT, WRAPPERS, HEALTH, REFLECTION[0].0, REFLECTION[1].0];
 
 /// The file called `name`.
 pub(super) fn file(name: &str) -> Option<FileDescriptorProto> {
@@ -47,6 +48,7 @@ pub(super) fn file(name: &str) -> Option<FileDescriptorProto> {
             "Duration",
             &[field("seconds", 1, Kind::Int64), field("nanos", 2, Kind::Int32)],
         )),
+        STRUCT => metadata(),
         WRAPPERS => proto(WRAPPERS, "google.protobuf", &[])
             .with_message(message("UInt64Value", &[field("value", 1, Kind::Uint64)])),
         HEALTH => health(),
@@ -114,7 +116,9 @@ fn rate_limit_service() -> FileDescriptorProto {
             field("overall_code", 1, Kind::Enum(&format!("{RESPONSE}.Code"))),
             list("statuses", 2, &format!("{RESPONSE}.DescriptorStatus")),
             list("response_headers_to_add", 3, ".envoy.config.core.v3.HeaderValue"),
+            list("request_headers_to_add", 4, ".envoy.config.core.v3.HeaderValue"),
             field("raw_body", 5, Kind::Bytes),
+            field("dynamic_metadata", 6, Kind::Message(".google.protobuf.Struct")),
         ],
     );
     let response = DescriptorProto {
@@ -130,7 +134,7 @@ fn rate_limit_service() -> FileDescriptorProto {
             field("hits_addend", 3, Kind::Uint32),
         ],
     );
-    proto(RLS, "envoy.service.ratelimit.v3", &[BASE, DESCRIPTOR, DURATION])
+    proto(RLS, "envoy.service.ratelimit.v3", &[BASE, DESCRIPTOR, DURATION, STRUCT])
         .with_message(request)
         .with_message(response)
         .with_service(
@@ -159,6 +163,20 @@ fn descriptor() -> FileDescriptorProto {
     );
     let descriptor = DescriptorProto { nested_type: vec![entry, carried], ..descriptor };
     proto(DESCRIPTOR, "envoy.extensions.common.ratelimit.v3", &[UNIT, WRAPPERS]).with_message(descriptor)
+}
+
+/// Metadata: this server writes only texts.
+fn metadata() -> FileDescriptorProto {
+    let entry = message(
+        "FieldsEntry",
+        &[field("key", 1, Kind::Text), field("value", 2, Kind::Message(".google.protobuf.Value"))],
+    );
+    let options = MessageOptions { map_entry: Some(true), ..MessageOptions::default() };
+    let entry = DescriptorProto { options: Some(options), ..entry };
+    let fields = message("Struct", &[list("fields", 1, ".google.protobuf.Struct.FieldsEntry")]);
+    proto(STRUCT, "google.protobuf", &[])
+        .with_message(DescriptorProto { nested_type: vec![entry], ..fields })
+        .with_message(message("Value", &[field("string_value", 3, Kind::Text)]))
 }
 
 fn health() -> FileDescriptorProto {

@@ -3,11 +3,11 @@
 use std::net::IpAddr;
 use std::rc::Rc;
 
-use http::Version;
-use tidegate_core::{TimeSpan, Timestamp};
-use tidegate_headers::{BodyStyle, ErrorBody, RateLimitHeaders};
-use tidegate_limiter::{Charge, ChargeUse, Ruling};
-use tidegate_policy::normalize;
+use http::{HeaderValue, Version};
+use tidegate_core::{ActionKind, ActionSet, TimeSpan, Timestamp};
+use tidegate_headers::{BodyStyle, DEGRADE, ErrorBody, RateLimitHeaders};
+use tidegate_limiter::{Charge, ChargeUse, CheckContext, Ruling};
+use tidegate_policy::{ExceedAction, normalize};
 use tidegate_store::Store;
 use tidegate_telemetry::{DecisionSink, RequestSummary};
 use tokio::time::sleep;
@@ -19,6 +19,9 @@ use super::original::OriginalRequest;
 use super::request::RequestHeaders;
 use super::response::{HttpAnswer, HttpResponse, PendingAnswer};
 use crate::worker::ServiceWorker;
+
+/// The actions that a proxy performs with this endpoint. It has no other upstream: it would pass the request on to the usual one.
+const PERFORMED: ActionSet = ActionSet::of(&[ActionKind::Degrade, ActionKind::Slow]);
 
 /// A delay before a response; the charge is refunded if the client does not wait.
 pub(super) struct AnswerDelay {
@@ -54,8 +57,9 @@ pub(super) fn authorize<'f, S: Store + 'static>(
     let request = original_request(call, (headers, proxy), version)?;
     let (now, worker) = (call.record.start_decision(), call.worker);
     let (policy, mut scratch) = (Rc::clone(&call.policy), worker.http.scratch());
-    if let Some(ruling) = worker.limiter.try_check(&policy.active, &request.facts(), &mut scratch, now) {
-        return Ok(PendingAnswer::Ready(conclude(call, &ruling)));
+    let context = CheckContext { now, performs: PERFORMED };
+    if let Some(ruling) = worker.limiter.try_check(&policy.active, &request.facts(), &mut scratch, context) {
+        return Ok(PendingAnswer::Ready(conclude(call, ruling)));
     }
     Ok(PendingAnswer::Waiting(Box::pin(authorize_later(call, request, now))))
 }
@@ -68,8 +72,9 @@ async fn authorize_later<S: Store + 'static>(
 ) -> Result<HttpAnswer, HttpError> {
     let worker = call.worker;
     let (policy, mut scratch) = (Rc::clone(&call.policy), worker.http.scratch());
-    let ruling = worker.limiter.check(&policy.active, &request.facts(), &mut scratch, now).await;
-    Ok(conclude(call, &ruling))
+    let context = CheckContext { now, performs: PERFORMED };
+    let ruling = worker.limiter.check(&policy.active, &request.facts(), &mut scratch, context).await;
+    Ok(conclude(call, ruling))
 }
 
 /// The request about which a proxy asks.
@@ -96,18 +101,33 @@ pub(super) fn body_style<S>(call: &EndpointCall<'_, S>) -> BodyStyle {
 }
 
 /// The answer that a ruling means.
-fn conclude<S: Store + 'static>(call: &mut EndpointCall<'_, S>, ruling: &Ruling<'_>) -> HttpAnswer {
-    let (policy, http) = (&call.policy, &call.worker.http);
+fn conclude<S: Store + 'static>(call: &mut EndpointCall<'_, S>, mut ruling: Ruling<'_>) -> HttpAnswer {
+    let (policy, http, limiter) = (&call.policy, &call.worker.http, &call.worker.limiter);
+    if let Ruling::Act(act) = ruling {
+        ruling = match act.action() {
+            ExceedAction::Degrade { upstream: None } => Ruling::Act(act),
+            _ => Ruling::Refuse(act.refuse(limiter)),
+        };
+    }
     let plan = policy.active.matcher.plan();
     let limits = ruling.report().limits();
     DecisionSink::Request(&mut call.record).record(&policy.counted, ruling.recorded(&limits));
     let mut headers = Box::<RateLimitHeaders>::default();
     limits.write_headers(&plan.headers, &mut http.header_values.borrow_mut(), &mut headers);
-    let (mut response, delay) = match ruling {
+    let (mut response, delay) = match &ruling {
         Ruling::Serve(serve) if serve.delay.is_zero() => (HttpResponse::empty(), None),
         Ruling::Serve(serve) => {
-            let charge = serve.charge(&call.worker.limiter, ChargeUse::Refundable);
+            let charge = serve.charge(limiter, ChargeUse::Refundable);
             (HttpResponse::empty(), Some(Box::new(AnswerDelay { delay: serve.delay, charge })))
+        }
+        Ruling::Act(act) => {
+            let mut response = HttpResponse::empty();
+            response.headers.insert(DEGRADE, HeaderValue::from_static("1"));
+            let delay = (!act.delay.is_zero()).then(|| {
+                let charge = act.charge(limiter, ChargeUse::Refundable);
+                Box::new(AnswerDelay { delay: act.delay, charge })
+            });
+            (response, delay)
         }
         Ruling::Refuse(refuse) => {
             let code = refuse.reason.refusal().code;

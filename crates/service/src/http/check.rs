@@ -3,9 +3,9 @@
 use std::borrow::Cow;
 
 use serde_json::value::RawValue;
-use tidegate_core::{Cost, Timestamp};
+use tidegate_core::{ActionKind, ActionSet, Cost, Timestamp};
 use tidegate_headers::BodyStyle;
-use tidegate_limiter::{Limiter, RuleCheck, Ruling, UnknownRule};
+use tidegate_limiter::{CheckContext, Limiter, RuleCheck, Ruling, UnknownRule};
 use tidegate_policy::{ActivePolicy, RuleClient, Scratch};
 use tidegate_store::{Clock, Store};
 use tidegate_telemetry::{DecisionSink, Protocol};
@@ -25,6 +25,10 @@ const CHECKS_PER_TURN: usize = 32;
 const MAX_COST: u64 = (1 << 53) - 1;
 /// The capacity that fits most decisions.
 const USUAL_LENGTH: usize = 192;
+
+/// The actions that a caller can perform: it is told their parameters. Those that charge nothing and need state, such as
+/// waiting in a queue, are named in the rejection.
+const PERFORMED: ActionSet = ActionSet::of(&[ActionKind::Degrade, ActionKind::Slow]);
 
 /// What is checked.
 pub(super) enum CheckSubject<'b> {
@@ -62,13 +66,14 @@ impl<'b> CheckSubject<'b> {
         scratch: &'a mut Scratch,
         now: Timestamp,
     ) -> Result<Option<Ruling<'a>>, HttpError> {
+        let context = CheckContext { now, performs: PERFORMED };
         match self {
             Self::Rule { rule, client, cost } => {
                 let check = RuleCheck { rule, client, cost: *cost };
-                let ruling = limiter.try_check_rule(policy, check, scratch, now);
+                let ruling = limiter.try_check_rule(policy, check, scratch, context);
                 ruling.map_err(|UnknownRule| HttpError::NoRule { rule: rule.to_string() })
             }
-            Self::Request(request) => Ok(limiter.try_check(policy, &request.facts(), scratch, now)),
+            Self::Request(request) => Ok(limiter.try_check(policy, &request.facts(), scratch, context)),
         }
     }
 
@@ -81,20 +86,21 @@ impl<'b> CheckSubject<'b> {
         charges: bool,
     ) -> Result<Ruling<'a>, HttpError> {
         let limiter = &call.worker.limiter;
+        let context = CheckContext { now, performs: PERFORMED };
         match self {
             Self::Rule { rule, client, cost } => {
                 let check = RuleCheck { rule, client, cost: *cost };
                 let ruling = if charges {
-                    limiter.check_rule(policy, check, scratch, now).await
+                    limiter.check_rule(policy, check, scratch, context).await
                 } else {
-                    limiter.preview_rule(policy, check, scratch, now).await
+                    limiter.preview_rule(policy, check, scratch, context).await
                 };
                 ruling.map_err(|UnknownRule| HttpError::NoRule { rule: rule.to_string() })
             }
             Self::Request(request) if charges => {
-                Ok(limiter.check(policy, &request.facts(), scratch, now).await)
+                Ok(limiter.check(policy, &request.facts(), scratch, context).await)
             }
-            Self::Request(request) => Ok(limiter.preview(policy, &request.facts(), scratch, now).await),
+            Self::Request(request) => Ok(limiter.preview(policy, &request.facts(), scratch, context).await),
         }
     }
 }

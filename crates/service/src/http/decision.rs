@@ -3,6 +3,7 @@
 use smallvec::SmallVec;
 use tidegate_core::{LimitReport, TimeSpan, Timestamp};
 use tidegate_limiter::{RefuseReason, RefuseRuling, Ruling, ServeReason};
+use tidegate_policy::ExceedAction;
 use tidegate_telemetry::DecisionSink;
 
 use super::error::HttpError;
@@ -16,6 +17,7 @@ struct DecisionMembers<'a> {
     limit: Option<&'a LimitReport<'a>>,
     retry_after: Option<TimeSpan>,
     wait: TimeSpan,
+    action: Option<&'a ExceedAction>,
     at: Timestamp,
 }
 
@@ -41,6 +43,7 @@ pub(super) fn write_decision(
             limit,
             retry_after: None,
             wait: serve.delay,
+            action: None,
             at,
         },
         Ruling::Refuse(RefuseRuling { reason: RefuseReason::StoreUnavailable, .. }) => {
@@ -52,6 +55,17 @@ pub(super) fn write_decision(
             limit,
             retry_after: refuse.retry_after.map(|retry_after| retry_after.wait),
             wait: TimeSpan::ZERO,
+            action: refuse.unperformed().map(|(action, _)| action),
+            at,
+        },
+        // The caller performs it.
+        Ruling::Act(act) => DecisionMembers {
+            is_admitted: act.action().kind().admits(),
+            reason: None,
+            limit,
+            retry_after: None,
+            wait: act.delay,
+            action: Some(act.action()),
             at,
         },
     };
@@ -87,9 +101,42 @@ impl DecisionMembers<'_> {
         }
         put(json, r#","wait":"#);
         put_seconds(json, self.wait.as_micros());
+        if let Some(action) = self.action {
+            write_action(action, json);
+        }
         put(json, r#","at":"#);
         put_seconds(json, self.at.as_micros());
     }
+}
+
+/// Appends the action of the limit that is exceeded, with the parameters that a caller needs to perform it.
+fn write_action(action: &ExceedAction, json: &mut Vec<u8>) {
+    put(json, r#","action":{"name":""#);
+    put(json, action.kind().name());
+    put(json, "\"");
+    match action {
+        ExceedAction::Cached { max_age } => {
+            put(json, r#","max_age":"#);
+            put_seconds(json, max_age.as_micros());
+        }
+        ExceedAction::Wait { max } => {
+            put(json, r#","max_wait":"#);
+            put_seconds(json, max.as_micros());
+        }
+        ExceedAction::Degrade { upstream: Some(upstream) } => {
+            put(json, r#","upstream":"#);
+            put_text(json, &upstream.name);
+        }
+        ExceedAction::Slow(slow) => {
+            put(json, r#","max_delay":"#);
+            put_seconds(json, slow.max().as_micros());
+        }
+        ExceedAction::Reject
+        | ExceedAction::Defer(_)
+        | ExceedAction::Degrade { upstream: None }
+        | ExceedAction::Borrow(_) => {}
+    }
+    put(json, "}");
 }
 
 /// Appends JSON that is already encoded.

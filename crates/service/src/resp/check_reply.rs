@@ -23,6 +23,8 @@ impl CheckReply {
             Ruling::Serve(serve) => (None, serve.delay),
             Ruling::Refuse(RefuseRuling { reason: RefuseReason::StoreUnavailable, .. }) => return None,
             Ruling::Refuse(refuse) => (refuse.retry_after, TimeSpan::ZERO),
+            // A caller that asks for no action gets none.
+            Ruling::Act(act) => (None, act.delay),
         };
         // Limits in shadow mode are not reported.
         let limit = limits.primary();

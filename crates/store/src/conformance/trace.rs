@@ -156,7 +156,8 @@ impl Trace {
         };
         let role = match self.rng.u32(0..10) {
             0..7 => Role::Binding,
-            7..9 => Role::Advisory,
+            7 => Role::Advisory,
+            8 => Role::Action,
             _ => Role::Overage,
         };
         CheckSpec { key, cost: Cost::new(cost), role }

@@ -5,7 +5,7 @@ use std::fmt;
 use std::net::IpAddr;
 
 use opentelemetry::KeyValue;
-use tidegate_core::{DecisionKind, Timestamp};
+use tidegate_core::{ActionKind, DecisionKind, Timestamp};
 use tidegate_policy::ClientName;
 use tidegate_store::ClockReading;
 
@@ -75,6 +75,7 @@ pub(crate) struct AccessEntry {
     rule: Option<String>,
     /// The limit that is reported, and its remaining units.
     limit: Option<(u64, u64)>,
+    action: Option<ActionKind>,
     retry_after: Option<u64>,
     pub(crate) attempts: Vec<AttemptEntry>,
     cause: Option<&'static str>,
@@ -118,6 +119,7 @@ impl AccessEntry {
             client: None,
             rule: None,
             limit: None,
+            action: None,
             retry_after: None,
             attempts: Vec::new(),
             cause: None,
@@ -145,6 +147,10 @@ impl AccessEntry {
     pub(crate) fn set_limit(&mut self, rule: &str, limit: u64, remaining: u64) {
         self.set_rule(rule);
         self.limit = Some((limit, remaining));
+    }
+
+    pub(crate) fn set_action(&mut self, action: ActionKind) {
+        self.action = Some(action);
     }
 
     pub(crate) fn add_attempt(&mut self, attempt: AttemptEntry) {
@@ -202,6 +208,7 @@ impl AccessEntry {
             attributes.push(KeyValue::new("tidegate.limit", number(limit)));
             attributes.push(KeyValue::new("tidegate.remaining", number(remaining)));
         }
+        attributes.extend(self.action.map(|action| KeyValue::new("tidegate.action", action.name())));
         attributes
             .extend(self.retry_after.map(|seconds| KeyValue::new("tidegate.retry_after", number(seconds))));
         attributes
@@ -242,6 +249,9 @@ impl AccessEntry {
         if let Some((decision, nanos)) = decision {
             line.text("decision", decision.name());
             line.millis("decision_ms", nanos);
+        }
+        if let Some(action) = self.action {
+            line.text("action", action.name());
         }
         if let Some(rule) = &self.rule {
             line.text("rule", rule);

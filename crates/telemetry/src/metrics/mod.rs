@@ -17,7 +17,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use crossbeam_utils::CachePadded;
-use tidegate_core::{DecisionKind, RuleId, Timestamp};
+use tidegate_core::{ActionKind, DecisionKind, RuleId, Timestamp};
 use tidegate_policy::{EnvoyLimits, Plan};
 
 pub(crate) use counter::Counter;
@@ -26,7 +26,7 @@ pub use exposition::{Exposition, Family, MetricKind};
 use histogram::{Histogram, Scale};
 pub use protocol::Protocol;
 pub use rules::RuleSlots;
-use rules::{RuleCountTable, RuleRegistry};
+use rules::{RuleCountTable, RuleCounts, RuleRegistry};
 use sketch::{Sampler, Sketch};
 pub use top_clients::MetricsReader;
 use top_clients::TopClients;
@@ -192,6 +192,7 @@ impl Metrics {
                 family.sample(&[("rule", &rule.name)], count);
             }
         }
+        self.write_actions(exposition, rules);
         let mut family = exposition.family(
             "rate_limit_limit",
             MetricKind::Gauge,
@@ -200,6 +201,27 @@ impl Metrics {
         for (_, rule) in rules.iter() {
             if let Some((requests, window)) = &rule.limit {
                 family.sample(&[("rule", &rule.name), ("window", window)], requests);
+            }
+        }
+    }
+
+    fn write_actions(&self, exposition: &mut Exposition, rules: &RuleRegistry) {
+        let help = "Requests that a rule delayed, or that got an action in place of a rejection. With `mode=\"shadow\"`: those that would have.";
+        let mut family = exposition.family("rate_limit_actions_total", MetricKind::Counter, help);
+        for (slot, rule) in rules.iter() {
+            for action in ActionKind::ALL {
+                let sum = |which: fn(&RuleCounts, usize) -> &Counter| -> u64 {
+                    self.shards()
+                        .map(|shard| shard.rules.get(slot, |counts| which(counts, action as usize)))
+                        .sum()
+                };
+                let counts: [(&str, u64); 2] = [
+                    ("enforce", sum(|counts, action| &counts.actions[action])),
+                    ("shadow", sum(|counts, action| &counts.shadow_actions[action])),
+                ];
+                for (mode, count) in counts.into_iter().filter(|(_, count)| *count > 0) {
+                    family.sample(&[("action", action.name()), ("mode", mode), ("rule", &rule.name)], count);
+                }
             }
         }
     }
@@ -308,6 +330,16 @@ impl MetricsHandle {
     /// Counts a request that a rule would have rejected if it were enforced.
     pub fn record_shadow_rejection(&self, slots: &RuleSlots, rule: RuleId) {
         self.shard().rules.increment(slots.of(rule), |counts| &counts.shadow);
+    }
+
+    /// Counts a request that a rule delayed, or for which it had an action in place of the rejection.
+    pub fn record_action(&self, slots: &RuleSlots, rule: RuleId, action: ActionKind) {
+        self.shard().rules.increment(slots.of(rule), |counts| &counts.actions[action as usize]);
+    }
+
+    /// Counts a request for which a rule would have had this action if it were enforced.
+    pub fn record_shadow_action(&self, slots: &RuleSlots, rule: RuleId, action: ActionKind) {
+        self.shard().rules.increment(slots.of(rule), |counts| &counts.shadow_actions[action as usize]);
     }
 
     /// Counts a response with this status; `None` if the client disconnected before it.

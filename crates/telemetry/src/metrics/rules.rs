@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::sync::OnceLock;
 
-use tidegate_core::RuleId;
+use tidegate_core::{ActionKind, RuleId};
 use tidegate_policy::{EnvoyLimits, Plan, span_text};
 
 use super::counter::Counter;
@@ -27,6 +27,10 @@ pub(crate) struct RuleCounts {
     pub(crate) exceeded: Counter,
     /// Requests that would have been rejected if the rule were enforced.
     pub(crate) shadow: Counter,
+    /// Requests by the action that a limit of the rule had, in the order of [`ActionKind::ALL`].
+    pub(crate) actions: [Counter; ActionKind::ALL.len()],
+    /// Those that it would have had if the rule were enforced.
+    pub(crate) shadow_actions: [Counter; ActionKind::ALL.len()],
 }
 
 /// The counts of one core by rule. They never move, so readers need no lock.

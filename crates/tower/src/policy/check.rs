@@ -5,12 +5,14 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use http::request::Parts as RequestParts;
-use http::{Request, Response};
+use http::{HeaderValue, Request, Response};
 use http_body::Body;
-use tidegate_core::TimeSpan;
-use tidegate_headers::{HeaderValueCache, RateLimitHeaders, RefusalEntry};
-use tidegate_limiter::{Charge, ChargeUse, Limiter, Ruling};
-use tidegate_policy::{ActivePolicy, HeaderTraits, ReadOptions, RequestError, RequestHead, Scratch};
+use tidegate_core::{ActionKind, ActionSet, TimeSpan};
+use tidegate_headers::{DEGRADE, HeaderValueCache, RateLimitHeaders, RefusalEntry};
+use tidegate_limiter::{ActRuling, Charge, ChargeUse, CheckContext, Limiter, Ruling};
+use tidegate_policy::{
+    ActivePolicy, ExceedAction, HeaderTraits, ReadOptions, RequestError, RequestHead, Scratch,
+};
 use tidegate_store::{Permit, Store};
 use tokio::time::sleep;
 
@@ -27,6 +29,9 @@ pub(super) struct AdmittedCall {
     pub(super) charge: Option<Charge>,
     _permits: Vec<Permit>,
 }
+
+/// The actions that the layer performs.
+const PERFORMED: ActionSet = ActionSet::of(&[ActionKind::Degrade, ActionKind::Slow]);
 
 thread_local! {
     static CACHE: RefCell<HeaderValueCache> = RefCell::default();
@@ -82,13 +87,25 @@ async fn decide<D: Store + 'static>(
     let read = policy.matcher.read(head, options, || limiter.clock().now()).map_err(invalid)?;
     let rewritten = read.rewritten_uri().map_err(invalid)?;
     let mut scratch = Scratch::default();
-    let now = limiter.clock().now();
-    let mut ruling = limiter.check(policy, &read.facts(), &mut scratch, now).await;
+    let context = CheckContext { now: limiter.clock().now(), performs: PERFORMED };
+    let mut ruling = limiter.check(policy, &read.facts(), &mut scratch, context).await;
+    if let Ruling::Act(act) = ruling {
+        ruling = perform(act, limiter);
+    }
+    let mut is_degraded = false;
     let limits = ruling.report().limits();
     let mut headers = RateLimitHeaders::default();
     CACHE.with_borrow_mut(|cache| limits.write_headers(&plan.headers, cache, &mut headers));
-    let serve = match &mut ruling {
-        Ruling::Serve(serve) => serve,
+    let (charge, delay, permits) = match &mut ruling {
+        Ruling::Serve(serve) => {
+            let charge = serve.charge(limiter, ChargeUse::Refundable);
+            (charge, serve.delay, std::mem::take(&mut serve.permits))
+        }
+        Ruling::Act(act) => {
+            is_degraded = true;
+            let charge = act.charge(limiter, ChargeUse::Refundable);
+            (charge, act.delay, std::mem::take(&mut act.permits))
+        }
         Ruling::Refuse(refuse) => {
             let style = plan.error_body;
             let mut response = refuse.describe(&limits, style, |body| respond(body, style, &plan.headers));
@@ -96,8 +113,6 @@ async fn decide<D: Store + 'static>(
             return Err(response);
         }
     };
-    let charge = serve.charge(limiter, ChargeUse::Refundable);
-    let (delay, permits) = (serve.delay, std::mem::take(&mut serve.permits));
     let mut admitted = AdmittedCall { headers, charge, _permits: permits };
     if let Some(error) = read.refused {
         // What was charged stays: a guess is counted as a request without a token or a key.
@@ -107,10 +122,22 @@ async fn decide<D: Store + 'static>(
     if let Some(uri) = rewritten {
         parts.uri = uri;
     }
+    if is_degraded {
+        parts.headers.insert(DEGRADE, HeaderValue::from_static("1"));
+    }
     // A meter is open exactly if the cost depends on a length that the request does not state.
     let meter = admitted.charge.as_mut().and_then(Charge::meter);
     if meter.is_some() && has_body {
         return Err(respond(&RefusalEntry::LENGTH_REQUIRED.body(None, None), plan.error_body, &[]));
     }
     Ok((admitted, delay))
+}
+
+/// An action that the layer performs, or the refusal.
+fn perform<'a, D: Store + 'static>(act: Box<ActRuling<'a>>, limiter: &Limiter<D>) -> Ruling<'a> {
+    match act.action() {
+        ExceedAction::Degrade { upstream: None } => Ruling::Act(act),
+        // A service has no other upstream.
+        _ => Ruling::Refuse(act.refuse(limiter)),
+    }
 }

@@ -273,3 +273,43 @@ async fn policy_service_sees_the_host_that_was_matched() {
         assert_eq!(hosts(uri, sent).await.0, 400, "{uri} {sent:?}");
     }
 }
+
+#[tokio::test(start_paused = true)]
+async fn policy_marks_degraded_requests_delays_near_a_soft_limit_and_rejects_what_needs_another_upstream() {
+    let policy = b"
+upstreams: { cheap: { servers: ['http://127.0.0.1:1'] } }
+rate_limits:
+  rules:
+    - { name: marked, match: { path: /marked }, per: [ip], requests: 1, window: 1h, algorithm: token_bucket, on_exceed: degrade }
+    - { name: cheaper, match: { path: /cheaper }, per: [ip], requests: 1, window: 1h, algorithm: token_bucket, on_exceed: { degrade: { upstream: cheap } } }
+    - { name: soft, match: { path: /soft }, per: [ip], requests: 1, window: 1h, algorithm: token_bucket, on_exceed: { slow: { from: 0%, max: 10s } } }
+";
+    let active = ActivePolicy::new(compile("policy.yaml", policy, &NoFiles).unwrap().plan);
+    let limiter =
+        Limiter::new(active, Arc::new(MemoryStore::with_cap(1 << 20)), TokioClock::shared()).unwrap();
+    let peer = |request: &Request<RequestBody>| request.extensions().get::<IpAddr>().copied();
+    let mark = |request: Request<RequestBody>| async move {
+        let mark = request.headers().get("x-tidegate-degrade").map(|value| value.as_bytes().to_vec());
+        Ok::<_, BoxError>(Response::new(mark.unwrap_or_default()))
+    };
+    let service = ServiceBuilder::new().layer(PolicyLayer::new(Arc::new(limiter), peer)).service_fn(mark);
+    for (path, expected) in [
+        ("/marked", (200, "")),
+        ("/marked", (200, "1")),
+        ("/cheaper", (200, "")),
+        ("/cheaper", (429, "")),
+        ("/soft", (200, "")),
+        ("/soft", (429, "")),
+    ] {
+        let start = tokio::time::Instant::now();
+        let mut call = request(path, CLIENT);
+        call.headers_mut().insert("x-tidegate-degrade", HeaderValue::from_static("0"));
+        let response = service.clone().oneshot(call).await.unwrap();
+        let is_delayed = path == "/soft" && expected.0 == 200;
+        assert_eq!(start.elapsed().as_secs(), if is_delayed { 10 } else { 0 }, "{path}");
+        assert_eq!(response.status().as_u16(), expected.0, "{path}");
+        if expected.0 == 200 {
+            assert_eq!(response.into_body(), expected.1.as_bytes(), "{path}");
+        }
+    }
+}

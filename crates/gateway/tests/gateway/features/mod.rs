@@ -1,5 +1,6 @@
 //! The features of the gateway, one per file.
 
+mod actions;
 mod admission;
 mod balance;
 mod concurrency_limits;

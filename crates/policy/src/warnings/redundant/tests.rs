@@ -3,6 +3,7 @@ use tidegate_core::{Cost, CounterState, Limit, RuleId, Spec, TimeSpan, Timestamp
 use proptest::prelude::*;
 
 use super::*;
+use crate::plan::ExceedAction;
 
 fn rule(algorithm: Algorithm, spec: Spec) -> Option<Rule> {
     let limit = Limit::new(algorithm, spec).ok()?;
@@ -18,6 +19,7 @@ fn rule(algorithm: Algorithm, spec: Spec) -> Option<Rule> {
         quota: crate::plan::Quota::new(&limit, &spec),
         mode: Mode::Enforce,
         penalty: None,
+        on_exceed: ExceedAction::Reject,
         sharing: None,
         line: 1,
     })

@@ -1,0 +1,126 @@
+//! Actions in place of a rejection: what each protocol performs.
+
+use std::sync::LazyLock;
+
+use serde_json::{Value, json};
+use tidegate_telemetry::Protocol;
+use tidegate_testkit::client::request;
+use tidegate_testkit::message::Response;
+
+use crate::fixture::TestService;
+use crate::resp::{Reply, RespClient};
+
+/// One rule for each action. Each admits one request per hour.
+static POLICY: LazyLock<String> = LazyLock::new(|| {
+    let rule = |(name, action): (&str, &str)| {
+        format!(
+            "    - {{ name: {name}, match: {{ path: /{name} }}, per: [ip], requests: 1, window: 1h, algorithm: token_bucket, \
+             on_exceed: {action} }}\n"
+        )
+    };
+    let rules: String = [
+        ("marked", "degrade"),
+        ("cheaper", "{ degrade: { upstream: cheap } }"),
+        ("soft", "{ slow: { from: 0%, max: 1ms } }"),
+    ]
+    .map(rule)
+    .concat();
+    format!(
+        "service: {{ http: 127.0.0.1:0 }}\nupstreams: {{ cheap: {{ servers: ['http://127.0.0.1:1'] }} }}\nrate_limits:\n  rules:\n{rules}"
+    )
+});
+
+impl TestService {
+    fn post(&self, path: &str, body: &Value) -> Response {
+        let address = self.address(Protocol::Http).to_string();
+        request(&address, "POST", path, "Content-Type: application/json\r\n", &body.to_string())
+    }
+
+    fn check_path(&self, path: &str) -> Value {
+        let request = json!({ "request": { "method": "GET", "path": path, "peer": "192.0.2.1" } });
+        self.post("/v1/check", &request).json()
+    }
+
+    fn authorize_path(&self, path: &str) -> Response {
+        let headers = format!("X-Original-Method: GET\r\nX-Original-URI: {path}\r\nX-Real-IP: 192.0.2.1\r\n");
+        request(&self.address(Protocol::Http).to_string(), "GET", "/v1/authorize", &headers, "")
+    }
+
+    fn rls_rule(&self, rule: &str) -> Value {
+        let entries = json!([{ "key": "rule", "value": rule }, { "key": "client", "value": "ip:192.0.2.1" }]);
+        self.post("/json", &json!({ "domain": "tidegate", "descriptors": [{ "entries": entries }] })).json()
+    }
+}
+
+#[test]
+fn check_names_the_action_with_its_parameters() {
+    let service = TestService::start(&POLICY);
+    let admitted = service.check_path("/marked");
+    assert_eq!((&admitted["admitted"], admitted.get("action")), (&json!(true), None));
+    let marked = service.check_path("/marked");
+    assert_eq!((&marked["admitted"], &marked["action"]), (&json!(true), &json!({ "name": "degrade" })));
+    service.check_path("/cheaper");
+    let cheaper = service.check_path("/cheaper");
+    let expected = json!({ "name": "degrade", "upstream": "cheap" });
+    assert_eq!((&cheaper["admitted"], &cheaper["action"]), (&json!(true), &expected));
+    let soft = service.check_path("/soft");
+    assert_eq!((&soft["admitted"], &soft["wait"]), (&json!(true), &json!(0.001)));
+    let refused = service.check_path("/soft");
+    assert_eq!(refused["admitted"], json!(false));
+    assert_eq!(refused["action"], json!({ "name": "slow", "max_delay": 0.001 }));
+}
+
+#[test]
+fn authorize_delays_and_marks_and_rejects_what_needs_another_upstream() {
+    let service = TestService::start(&POLICY);
+    for path in ["/marked", "/cheaper", "/soft"] {
+        let passed = service.authorize_path(path);
+        assert_eq!((passed.status, passed.header("x-tidegate-degrade")), (200, None), "{path}");
+    }
+    let marked = service.authorize_path("/marked");
+    assert_eq!((marked.status, marked.header("x-tidegate-degrade")), (200, Some("1")));
+    for path in ["/cheaper", "/soft"] {
+        assert_eq!(service.authorize_path(path).status, 429, "{path}");
+    }
+}
+
+#[test]
+fn rls_marks_by_request_headers_and_names_what_it_does_not_perform() {
+    let service = TestService::start(&POLICY);
+    let header = json!([{ "key": "x-tidegate-degrade", "value": "1" }]);
+    for (rule, code, headers, action) in [
+        ("marked", "OK", &header, "degrade"),
+        ("cheaper", "OVER_LIMIT", &Value::Null, "degrade"),
+        ("soft", "OVER_LIMIT", &Value::Null, "slow"),
+    ] {
+        let first = service.rls_rule(rule);
+        assert_eq!(
+            (&first["overallCode"], &first["dynamicMetadata"]),
+            (&json!("OK"), &Value::Null),
+            "{rule}"
+        );
+        let second = service.rls_rule(rule);
+        assert_eq!(
+            (&second["overallCode"], &second["requestHeadersToAdd"]),
+            (&json!(code), headers),
+            "{rule}"
+        );
+        assert_eq!(second["dynamicMetadata"], json!({ "action": action, "rule": rule }));
+    }
+}
+
+#[test]
+fn resp_reply_is_that_of_a_rejection() {
+    let service = TestService::start(&POLICY);
+    let mut client = RespClient::connect(&service);
+    for rule in ["marked", "cheaper", "soft"] {
+        let mut first_number = || match client.call(&format!("TIDEGATE.CHECK {rule} ip:192.0.2.1")) {
+            Reply::Array(items) => (items.first().cloned(), items.len()),
+            other => panic!("{other:?}"),
+        };
+        assert_eq!(
+            [first_number(), first_number()].map(|(first, _)| first),
+            [Some(Reply::Integer(1)), Some(Reply::Integer(0))]
+        );
+    }
+}
