@@ -15,7 +15,7 @@ fn two_upstreams(usual: &str, cheap: &str, rest: &str) -> String {
 
 #[tokio::test]
 async fn request_above_a_degrading_limit_is_marked_and_clients_cannot_mark_theirs() {
-    let server = RecordingServer::start();
+    let server = RecordingServer::start().await;
     let gateway = TestGateway::before(
         &[server.url()],
         "rate_limits: { default: { requests: 2, window: 1h, algorithm: token_bucket, on_exceed: degrade } }",
