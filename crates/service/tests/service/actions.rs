@@ -31,14 +31,14 @@ static POLICY: LazyLock<String> = LazyLock::new(|| {
 });
 
 impl TestService {
-    fn post(&self, path: &str, body: &Value) -> Response {
+    fn post_json(&self, path: &str, body: &Value) -> Response {
         let address = self.address(Protocol::Http).to_string();
         request(&address, "POST", path, "Content-Type: application/json\r\n", &body.to_string())
     }
 
     fn check_path(&self, path: &str) -> Value {
         let request = json!({ "request": { "method": "GET", "path": path, "peer": "192.0.2.1" } });
-        self.post("/v1/check", &request).json()
+        self.post_json("/v1/check", &request).json()
     }
 
     fn authorize_path(&self, path: &str) -> Response {
@@ -48,7 +48,7 @@ impl TestService {
 
     fn rls_rule(&self, rule: &str) -> Value {
         let entries = json!([{ "key": "rule", "value": rule }, { "key": "client", "value": "ip:192.0.2.1" }]);
-        self.post("/json", &json!({ "domain": "tidegate", "descriptors": [{ "entries": entries }] })).json()
+        self.post_json("/json", &json!({ "domain": "tidegate", "descriptors": [{ "entries": entries }] })).json()
     }
 }
 
