@@ -30,15 +30,15 @@ static POLICY: LazyLock<String> = LazyLock::new(|| {
     )
 });
 
-impl TestService {
-    fn post_json(&self, path: &str, body: &Value) -> Response {
-        let address = self.address(Protocol::Http).to_string();
-        request(&address, "POST", path, "Content-Type: application/json\r\n", &body.to_string())
-    }
+fn send(service: &TestService, path: &str, body: &Value) -> Value {
+    let address = service.address(Protocol::Http).to_string();
+    request(&address, "POST", path, "Content-Type: application/json\r\n", &body.to_string()).json()
+}
 
+impl TestService {
     fn check_path(&self, path: &str) -> Value {
         let request = json!({ "request": { "method": "GET", "path": path, "peer": "192.0.2.1" } });
-        self.post_json("/v1/check", &request).json()
+        send(self, "/v1/check", &request)
     }
 
     fn authorize_path(&self, path: &str) -> Response {
@@ -48,7 +48,7 @@ impl TestService {
 
     fn rls_rule(&self, rule: &str) -> Value {
         let entries = json!([{ "key": "rule", "value": rule }, { "key": "client", "value": "ip:192.0.2.1" }]);
-        self.post_json("/json", &json!({ "domain": "tidegate", "descriptors": [{ "entries": entries }] })).json()
+        send(self, "/json", &json!({ "domain": "tidegate", "descriptors": [{ "entries": entries }] }))
     }
 }
 
