@@ -42,7 +42,9 @@ impl TestService {
     }
 
     fn authorize_path(&self, path: &str) -> Response {
-        let headers = format!("X-Original-Method: GET\r\nX-Original-URI: {path}\r\nX-Real-IP: 192.0.2.1\r\n");
+        let headers = format!(
+            "X-Original-Method: GET\r\nX-Original-URI: {path}\r\nX-Original-Host: a.example\r\nX-Real-IP: 192.0.2.1\r\n"
+        );
         request(&self.address(Protocol::Http).to_string(), "GET", "/v1/authorize", &headers, "")
     }
 
