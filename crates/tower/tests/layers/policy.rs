@@ -285,8 +285,8 @@ rate_limits:
     - { name: soft, match: { path: /soft }, per: [ip], requests: 1, window: 1h, algorithm: token_bucket, on_exceed: { slow: { from: 0%, max: 10s } } }
 ";
     let active = ActivePolicy::new(compile("policy.yaml", policy, &NoFiles).unwrap().plan);
-    let limiter =
-        Limiter::new(active, Arc::new(MemoryStore::with_cap(1 << 20)), TokioClock::shared()).unwrap();
+    let (clock, store) = (TokioClock::shared(), Arc::new(MemoryStore::with_cap(1 << 20)));
+    let limiter = Limiter::new(active, store, Arc::clone(&clock)).unwrap();
     let peer = |request: &Request<RequestBody>| request.extensions().get::<IpAddr>().copied();
     let mark = |request: Request<RequestBody>| async move {
         let mark = request.headers().get("x-tidegate-degrade").map(|value| value.as_bytes().to_vec());
@@ -301,12 +301,12 @@ rate_limits:
         ("/soft", (200, "")),
         ("/soft", (429, "")),
     ] {
-        let start = tokio::time::Instant::now();
+        let start = clock.now();
         let mut call = request(path, CLIENT);
         call.headers_mut().insert("x-tidegate-degrade", HeaderValue::from_static("0"));
         let response = service.clone().oneshot(call).await.unwrap();
         let is_delayed = path == "/soft" && expected.0 == 200;
-        assert_eq!(start.elapsed().as_secs(), if is_delayed { 10 } else { 0 }, "{path}");
+        assert_eq!(clock.now().since(start).as_secs_ceil(), if is_delayed { 10 } else { 0 }, "{path}");
         assert_eq!(response.status().as_u16(), expected.0, "{path}");
         if expected.0 == 200 {
             assert_eq!(response.into_body(), expected.1.as_bytes(), "{path}");
