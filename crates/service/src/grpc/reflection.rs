@@ -176,8 +176,8 @@ pub(super) async fn send_as_read(stream: &mut SendStream<Bytes>, mut reply: Byte
 fn answer(request: ReflectionRequest) -> ReflectionResponse {
     let answer = match &request.question {
         Some(ReflectionQuestion::ListServices(_)) => {
-            let services = schema::SERVICES.iter().map(|name| ListedService { name: (*name).to_owned() });
-            ReflectionAnswer::Services(ServiceList { services: services.collect() })
+            let services = schema::services().map(|name| ListedService { name }).collect();
+            ReflectionAnswer::Services(ServiceList { services })
         }
         Some(ReflectionQuestion::FileByFilename(name)) => files(schema::file(name)),
         Some(ReflectionQuestion::FileContainingSymbol(symbol)) => files(schema::file_of(symbol)),
@@ -190,12 +190,12 @@ fn answer(request: ReflectionRequest) -> ReflectionResponse {
     ReflectionResponse { valid_host, original_request: Some(request), answer: Some(answer) }
 }
 
-fn files(found: Option<prost_types::FileDescriptorProto>) -> ReflectionAnswer {
+fn files(found: Option<&prost_types::FileDescriptorProto>) -> ReflectionAnswer {
     match found {
         Some(file) => {
             // The files that it imports follow, so that the client need not ask for them.
-            let imported = schema::imports_of(&file);
-            let files = std::iter::once(file).chain(imported).map(|file| file.encode_to_vec());
+            let imported = schema::imports_of(file);
+            let files = std::iter::once(file).chain(imported).map(Message::encode_to_vec);
             ReflectionAnswer::Files(FileAnswer { files: files.collect() })
         }
         None => failed(GrpcCode::NotFound, "unknown file or symbol"),
