@@ -6,6 +6,7 @@ use std::fmt;
 use cel::common::ast::{EntryExpr, Expr, IdedExpr, LiteralValue, operators};
 use cel::{ExecutionError, ParseErrors, Program};
 use http::header::HeaderName;
+use strsim::levenshtein;
 
 use super::facts::{HEADERS, RequestVariable};
 use super::pattern::{LARGEST_PATTERN, Pattern, RegexError};
@@ -235,8 +236,8 @@ impl<'e> Checker<'e> {
             }
             return Ok(ExprType::String);
         }
-        let known = RequestVariable::ALL.iter().map(|variable| variable.name()).chain([HEADERS]);
-        let nearest = known.map(|known| (distance(known, &name), known)).min();
+        let known = RequestVariable::NAMES.into_iter().chain([HEADERS]);
+        let nearest = known.map(|known| (levenshtein(known, &name), known)).min();
         let nearest = nearest.filter(|(distance, _)| *distance <= 3).map(|(_, known)| known.to_owned());
         Err(ExpressionError::UnknownVariable { position: self.position(expr), name, nearest })
     }
@@ -401,19 +402,4 @@ fn result_of(function: &str) -> ExprType {
         "string" => ExprType::String,
         _ => ExprType::Unknown,
     }
-}
-
-/// The Levenshtein distance.
-fn distance(one: &str, other: &str) -> usize {
-    let mut row: Vec<usize> = (0..=other.chars().count()).collect();
-    for (above, a) in one.chars().enumerate() {
-        let mut diagonal = above;
-        row[0] = above + 1;
-        for (left, b) in other.chars().enumerate() {
-            let change = diagonal + usize::from(a != b);
-            diagonal = row[left + 1];
-            row[left + 1] = change.min(diagonal + 1).min(row[left] + 1);
-        }
-    }
-    row.last().copied().unwrap_or_default()
 }
