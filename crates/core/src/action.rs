@@ -4,43 +4,28 @@ use thiserror::Error;
 
 use crate::time::TimeSpan;
 
-/// What happens to a request that exceeds a limit.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum ActionKind {
-    /// It is rejected.
-    Reject,
-    /// It gets a response from a cache.
-    Cached,
-    /// It waits for its turn.
-    Wait,
-    /// It is accepted, and delivered later.
-    Defer,
-    /// It is served in a cheaper way.
-    Degrade,
-    /// Near the limit requests are delayed; beyond it they are rejected.
-    Slow,
-    /// Some more units are admitted, which take longer to be available again; beyond them requests are rejected.
-    Borrow,
+named_enum! {
+    /// What happens to a request that exceeds a limit. Of several exceeded limits the first of those up to `Degrade` applies.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+    pub enum ActionKind {
+        /// It is rejected.
+        Reject = "reject",
+        /// It gets a response from a cache.
+        Cached = "cached",
+        /// It waits for its turn.
+        Wait = "wait",
+        /// It is accepted, and delivered later.
+        Defer = "defer",
+        /// It is served in a cheaper way.
+        Degrade = "degrade",
+        /// Near the limit requests are delayed; beyond it they are rejected.
+        Slow = "slow",
+        /// Some more units are admitted, which take longer to be available again; beyond them requests are rejected.
+        Borrow = "borrow",
+    }
 }
 
 impl ActionKind {
-    /// All of them. Of several exceeded limits the first of those up to `Degrade` applies.
-    pub const ALL: [Self; 7] =
-        [Self::Reject, Self::Cached, Self::Wait, Self::Defer, Self::Degrade, Self::Slow, Self::Borrow];
-
-    /// The name in the policy, in metrics, logs and traces.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Reject => "reject",
-            Self::Cached => "cached",
-            Self::Wait => "wait",
-            Self::Defer => "defer",
-            Self::Degrade => "degrade",
-            Self::Slow => "slow",
-            Self::Borrow => "borrow",
-        }
-    }
-
     /// Whether a request that exceeds the limit is admitted as far as the other limits admit it.
     pub const fn admits(self) -> bool {
         matches!(self, Self::Defer | Self::Degrade)

@@ -46,6 +46,9 @@ extern crate alloc;
 #[cfg(loom)]
 extern crate std;
 
+#[macro_use]
+mod named_enum;
+
 mod action;
 mod bucket;
 mod coordination;

@@ -52,35 +52,20 @@ impl<'a> LimitReport<'a> {
     }
 }
 
-/// What was decided about a request.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum DecisionKind {
-    /// The request is admitted.
-    Admitted,
-    /// A limit rejects the request.
-    Rejected,
-    /// The request is exempt from limits.
-    Exempt,
-    /// The client or its network is banned.
-    Banned,
-    /// The store failed, so there is no decision.
-    StoreFailed,
-}
-
-impl DecisionKind {
-    /// All of them.
-    pub const ALL: [Self; 5] =
-        [Self::Admitted, Self::Rejected, Self::Exempt, Self::Banned, Self::StoreFailed];
-
-    /// The name in metrics, logs and traces.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Admitted => "admitted",
-            Self::Rejected => "rejected",
-            Self::Exempt => "exempt",
-            Self::Banned => "banned",
-            Self::StoreFailed => "store_failed",
-        }
+named_enum! {
+    /// What was decided about a request.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub enum DecisionKind {
+        /// The request is admitted.
+        Admitted = "admitted",
+        /// A limit rejects the request.
+        Rejected = "rejected",
+        /// The request is exempt from limits.
+        Exempt = "exempt",
+        /// The client or its network is banned.
+        Banned = "banned",
+        /// The store failed, so there is no decision.
+        StoreFailed = "store_failed",
     }
 }
 

@@ -85,34 +85,23 @@ impl fmt::Display for AdaptiveConfigError {
 
 impl core::error::Error for AdaptiveConfigError {}
 
-/// How important a request is. Less important requests are rejected first.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Criticality {
-    /// Can be done later, for example by a batch job.
-    Sheddable,
-    /// May be partly unavailable.
-    SheddablePlus,
-    /// Users notice its absence: the default.
-    #[default]
-    Critical,
-    /// Its absence is an outage.
-    CriticalPlus,
+named_enum! {
+    /// How important a request is, the least important first. Less important requests are rejected first.
+    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+    pub enum Criticality {
+        /// Can be done later, for example by a batch job.
+        Sheddable = "sheddable",
+        /// May be partly unavailable.
+        SheddablePlus = "sheddable_plus",
+        /// Users notice its absence: the default.
+        #[default]
+        Critical = "critical",
+        /// Its absence is an outage.
+        CriticalPlus = "critical_plus",
+    }
 }
 
 impl Criticality {
-    /// All of them, the least important first.
-    pub const ALL: [Self; 4] = [Self::Sheddable, Self::SheddablePlus, Self::Critical, Self::CriticalPlus];
-
-    /// The value of the header `X-Criticality`.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Sheddable => "sheddable",
-            Self::SheddablePlus => "sheddable_plus",
-            Self::Critical => "critical",
-            Self::CriticalPlus => "critical_plus",
-        }
-    }
-
     /// Reads a value of the header `X-Criticality`, in either case and with `-` or `_`.
     pub fn parse(text: &str) -> Option<Self> {
         let same = |name: &str| {

@@ -4,25 +4,22 @@ use core::fmt;
 
 use crate::time::TimeSpan;
 
-/// How the wait before a retry is randomized. Without jitter, callers that failed together retry together.
-///
-/// `exponential` is `base × 2^(n − 1)` before retry `n`, at most `cap`.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub enum Jitter {
-    /// Exactly `exponential`.
-    None,
-    /// Between 0 and `exponential`.
-    Full,
-    /// Between half of `exponential` and `exponential`.
-    Equal,
-    /// Between `base` and three times the wait before, at most `cap`. The wait before the first retry is at most `3 × base`.
-    #[default]
-    Decorrelated,
-}
-
-impl Jitter {
-    /// All of them.
-    pub const ALL: [Self; 4] = [Self::None, Self::Full, Self::Equal, Self::Decorrelated];
+named_enum! {
+    /// How the wait before a retry is randomized. Without jitter, callers that failed together retry together.
+    ///
+    /// `exponential` is `base × 2^(n − 1)` before retry `n`, at most `cap`.
+    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+    pub enum Jitter {
+        /// Exactly `exponential`.
+        None = "none",
+        /// Between 0 and `exponential`.
+        Full = "full",
+        /// Between half of `exponential` and `exponential`.
+        Equal = "equal",
+        /// Between `base` and three times the wait before, at most `cap`. The wait before the first retry is at most `3 × base`.
+        #[default]
+        Decorrelated = "decorrelated",
+    }
 }
 
 /// Exponential backoff with a cap and jitter.

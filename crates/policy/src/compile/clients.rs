@@ -6,8 +6,8 @@ use crate::compile::{CompileContext, files, network, scalar};
 use crate::directory;
 use crate::identity::{ClientKind, KeysError, Verifier};
 use crate::language::{
-    API_KEY, COOKIE, EXEMPT, FINGERPRINT, IDENTITIES, IP, JWT, KEY_VERIFICATIONS, Mapping, ON_INVALID,
-    TENANT, TIERS, USER,
+    API_KEY, COOKIE, EXEMPT, FINGERPRINT, IDENTITIES, IP, JWT, KEY_VERIFICATIONS, Mapping, TENANT, TIERS,
+    USER,
 };
 use crate::plan::{
     ClaimName, Clients, ExemptClients, NameSource, OnInvalid, Secret, TierSource, TokenKey, TokenPlan,
@@ -101,8 +101,13 @@ pub(super) fn clients<'s>(
     }
     if let Some(node) = fields.get("on_invalid") {
         context.targets.chooses_on_invalid = true;
-        let chosen =
-            scalar::choice(node, "`on_invalid` value", ON_INVALID, &OnInvalid::ALL, &mut context.report);
+        let chosen = scalar::choice(
+            node,
+            "`on_invalid` value",
+            &OnInvalid::NAMES,
+            &OnInvalid::ALL,
+            &mut context.report,
+        );
         clients.on_invalid = chosen.unwrap_or_default();
     }
     if let Some(node) = fields.get("identify_by") {

@@ -1,7 +1,7 @@
 //! Decodes `http`: how to read requests that upstream servers interpret differently.
 
 use crate::compile::scalar;
-use crate::language::{ENCODED_SLASHES, HTTP, PATH_CASES, UNDERSCORE_HEADERS};
+use crate::language::HTTP;
 use crate::plan::{EncodedSlash, HttpOptions, PathCase, UnderscoreHeaders};
 use crate::raw::{Fields, ProblemReport, YamlNode};
 
@@ -14,14 +14,14 @@ pub(super) fn options<'s>(
 ) -> HttpOptions {
     let Some(fields) = node.and_then(|node| Fields::open(node, &HTTP, report)) else { return inherited };
     let encoded_slash = fields.get("encoded_slash").and_then(|node| {
-        scalar::choice(node, "`encoded_slash` value", ENCODED_SLASHES, &EncodedSlash::ALL, report)
+        scalar::choice(node, "`encoded_slash` value", &EncodedSlash::NAMES, &EncodedSlash::ALL, report)
     });
     let path_case = fields
         .get("path_case")
-        .and_then(|node| scalar::choice(node, "`path_case` value", PATH_CASES, &PathCase::ALL, report));
+        .and_then(|node| scalar::choice(node, "`path_case` value", &PathCase::NAMES, &PathCase::ALL, report));
     let underscore_headers = fields.get("underscore_headers").and_then(|node| {
         let what = "`underscore_headers` value";
-        scalar::choice(node, what, UNDERSCORE_HEADERS, &UnderscoreHeaders::ALL, report)
+        scalar::choice(node, what, &UnderscoreHeaders::NAMES, &UnderscoreHeaders::ALL, report)
     });
     HttpOptions {
         encoded_slash: encoded_slash.unwrap_or(inherited.encoded_slash),

@@ -35,7 +35,7 @@ use crate::directory::Directory;
 use crate::expression::ExpressionBudget;
 use crate::files::Files;
 use crate::identity::ClientKind;
-use crate::language::{BANS, CLIENTS, ERROR_BODIES, HEADER_STYLES, POLICY, RATE_LIMITS};
+use crate::language::{BANS, CLIENTS, POLICY, RATE_LIMITS};
 use crate::plan::{self, Clients, HttpOptions, LogPlan, PathCase, Plan, RateLimits, StorePlan, StoreUrl};
 use crate::problem::Problems;
 use crate::raw::{self, Fields, Finding, NodeRef, ProblemReport, SourcePosition, YamlNode};
@@ -312,7 +312,7 @@ fn log<'s>(fields: &Fields<'_, 's>, report: &mut ProblemReport<'s>) -> Option<Lo
 
 fn error_body(fields: &Fields<'_, '_>, report: &mut ProblemReport<'_>) -> Option<BodyStyle> {
     match fields.get("error_body") {
-        Some(node) => scalar::choice(node, "error body", ERROR_BODIES, &BodyStyle::ALL, report),
+        Some(node) => scalar::choice(node, "error body", &BodyStyle::NAMES, &BodyStyle::ALL, report),
         None => Some(BodyStyle::default()),
     }
 }
@@ -321,7 +321,7 @@ fn headers(fields: &Fields<'_, '_>, report: &mut ProblemReport<'_>) -> Vec<Heade
     let Some(node) = fields.get("headers") else {
         return vec![HeaderStyle::XRateLimit, HeaderStyle::RateLimit];
     };
-    let styles = scalar::choices(node, "header style", HEADER_STYLES, &HeaderStyle::ALL, report);
+    let styles = scalar::choices(node, "header style", &HeaderStyle::NAMES, &HeaderStyle::ALL, report);
     if [HeaderStyle::RateLimitEpoch, HeaderStyle::RateLimitDelta].iter().all(|style| styles.contains(style)) {
         let finding =
             Finding::error(node, "`ratelimit_epoch` and `ratelimit_delta` use the same header names");

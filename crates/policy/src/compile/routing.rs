@@ -10,7 +10,7 @@ use crate::compile::resilience::{self, FallbackReference};
 use crate::compile::{CompileContext, files, http, scalar};
 use crate::endpoints::EndpointPattern;
 use crate::host::{normalize_host, split_port};
-use crate::language::{BALANCES, HEALTH, LISTEN, ROUTE, TLS, UPSTREAM};
+use crate::language::{HEALTH, LISTEN, ROUTE, TLS, UPSTREAM};
 use crate::plan::{
     Balance, CertificatePlan, HealthCheckPlan, HostPattern, HttpOptions, ListenerPlan, Route, Secret,
     UpstreamPlan,
@@ -148,7 +148,7 @@ pub(super) fn upstreams<'s>(node: &YamlNode<'s>, context: &mut CompileContext<'s
         let servers = servers.map(|node| decode_servers(node, report)).unwrap_or_default();
         let balance = fields.as_ref().and_then(|fields| fields.get("balance"));
         let balance =
-            balance.and_then(|node| scalar::choice(node, "balance", BALANCES, &Balance::ALL, report));
+            balance.and_then(|node| scalar::choice(node, "balance", &Balance::NAMES, &Balance::ALL, report));
         let health = fields.as_ref().and_then(|fields| fields.get("health"));
         let health = health.and_then(|node| decode_health(node, report));
         let name = entry.key.text.clone().into_owned();

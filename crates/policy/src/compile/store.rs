@@ -6,7 +6,7 @@ use tidegate_core::{Algorithm, Coordination, StoreFailureMode};
 
 use crate::compile::store_url::store_url;
 use crate::compile::{CompileContext, admin, files, routing, scalar};
-use crate::language::{COORDINATIONS, STORE, STORE_FAILURE_MODES, STORE_TLS};
+use crate::language::{STORE, STORE_TLS};
 use crate::plan::{RuleSharing, Secret, SecretFile, StorePlan, StoreTlsPlan, StoreUrl};
 use crate::raw::{Fields, Finding, NodeRef, YamlNode};
 use crate::render::quote;
@@ -124,12 +124,18 @@ fn shared_settings<'s>(fields: &Fields<'_, 's>, plan: &mut StorePlan, context: &
 
 fn coordination(fields: &Fields<'_, '_>, context: &mut CompileContext<'_, '_>) -> Option<Coordination> {
     let node = fields.get("coordination")?;
-    scalar::choice(node, "coordination", COORDINATIONS, &Coordination::ALL, &mut context.report)
+    scalar::choice(node, "coordination", &Coordination::NAMES, &Coordination::ALL, &mut context.report)
 }
 
 fn failure_mode(fields: &Fields<'_, '_>, context: &mut CompileContext<'_, '_>) -> Option<StoreFailureMode> {
     let node = fields.get("on_store_failure")?;
-    scalar::choice(node, "failure mode", STORE_FAILURE_MODES, &StoreFailureMode::ALL, &mut context.report)
+    scalar::choice(
+        node,
+        "failure mode",
+        &StoreFailureMode::NAMES,
+        &StoreFailureMode::ALL,
+        &mut context.report,
+    )
 }
 
 /// Reports keys that have no effect without a shared store.

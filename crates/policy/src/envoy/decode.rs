@@ -10,7 +10,7 @@ use super::wildcard::WildcardPattern;
 use super::{DescriptorLimit, EnvoyFile, EnvoyLimits, EnvoyRate, RateUnit, yaml11};
 use crate::compile::{self, scalar};
 use crate::language::{
-    ALGORITHMS, ENVOY_DESCRIPTOR, ENVOY_FILE, ENVOY_FLAGS, ENVOY_RATE_LIMIT, ENVOY_REPLACES, ENVOY_UNITS,
+    ALGORITHMS, ENVOY_DESCRIPTOR, ENVOY_FILE, ENVOY_FLAGS, ENVOY_RATE_LIMIT, ENVOY_REPLACES,
 };
 use crate::problem::{Problem, Problems};
 use crate::raw::{self, Fields, Finding, ProblemReport, SourcePosition, YamlNode, YamlValue, nearest};
@@ -329,13 +329,13 @@ fn decode_rate<'s>(
 
 /// Decodes a unit; its case does not matter, as in the reference server.
 fn unit(node: &YamlNode<'_>, report: &mut ProblemReport<'_>) -> Option<RateUnit> {
-    let text = scalar::text(node, &format!("one of {}", ENVOY_UNITS.join(", ")), report)?;
-    let found = ENVOY_UNITS.iter().position(|name| name.eq_ignore_ascii_case(text));
+    let text = scalar::text(node, &format!("one of {}", RateUnit::NAMES.join(", ")), report)?;
+    let found = RateUnit::NAMES.iter().position(|name| name.eq_ignore_ascii_case(text));
     let found = found.and_then(|position| RateUnit::ALL.get(position)).copied();
     if found.is_none() {
         let finding = Finding::error(node, format!("unknown unit {}", quote(text)));
-        let finding = finding.expected(format!("one of {}", ENVOY_UNITS.join(", ")));
-        report.push(match nearest(text, ENVOY_UNITS.iter().copied()) {
+        let finding = finding.expected(format!("one of {}", RateUnit::NAMES.join(", ")));
+        report.push(match nearest(text, RateUnit::NAMES.iter().copied()) {
             Some(near) => finding.hint(format!("did you mean `{near}`?")),
             None => finding,
         });

@@ -12,39 +12,25 @@ use http::HeaderMap;
 use crate::facts::Facts;
 use crate::identity::Identity;
 
-/// The variables of expressions, except the headers.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum RequestVariable {
-    Method,
-    Host,
-    Path,
-    Kind,
-    Ip,
-    Tier,
-    Tenant,
-    User,
+tidegate_core::named_enum! {
+    /// The variables of expressions, except the headers.
+    #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+    pub(super) enum RequestVariable {
+        Method = "request.method",
+        Host = "request.host",
+        Path = "request.path",
+        Kind = "client.kind",
+        Ip = "client.ip",
+        Tier = "client.tier",
+        Tenant = "client.tenant",
+        User = "client.user",
+    }
 }
 
 /// The only variable that is not a string.
 pub(super) const HEADERS: &str = "request.headers";
 
 impl RequestVariable {
-    pub(super) const ALL: [Self; 8] =
-        [Self::Method, Self::Host, Self::Path, Self::Kind, Self::Ip, Self::Tier, Self::Tenant, Self::User];
-
-    pub(super) const fn name(self) -> &'static str {
-        match self {
-            Self::Method => "request.method",
-            Self::Host => "request.host",
-            Self::Path => "request.path",
-            Self::Kind => "client.kind",
-            Self::Ip => "client.ip",
-            Self::Tier => "client.tier",
-            Self::Tenant => "client.tenant",
-            Self::User => "client.user",
-        }
-    }
-
     pub(super) fn from_name(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|variable| variable.name() == name)
     }

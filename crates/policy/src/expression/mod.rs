@@ -217,8 +217,7 @@ impl ExpressionError {
             Self::Syntax { .. } => "write for example `request.method == \"GET\"`".to_owned(),
             Self::UnknownVariable { nearest: Some(nearest), .. } => format!("did you mean `{nearest}`?"),
             Self::UnknownVariable { nearest: None, .. } => {
-                let names: Vec<_> = RequestVariable::ALL.iter().map(|variable| variable.name()).collect();
-                format!("available variables: {}, {}", names.join(", "), facts::HEADERS)
+                format!("available variables: {}, {}", RequestVariable::NAMES.join(", "), facts::HEADERS)
             }
             Self::UnknownFunction { .. } => {
                 "use `matches` or a standard CEL function such as `startsWith`".to_owned()

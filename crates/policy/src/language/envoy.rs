@@ -3,9 +3,8 @@
 use super::Shape::{Choice, Count, List, Object, Text};
 use super::names::ALGORITHMS;
 use super::{Mapping, PolicyKey};
+use crate::envoy::RateUnit;
 
-/// The units of a limit.
-pub(crate) const ENVOY_UNITS: &[&str] = &["second", "minute", "hour", "day", "week", "month", "year"];
 /// The values of a flag.
 pub(crate) const ENVOY_FLAGS: &[&str] = &["true", "false"];
 
@@ -67,7 +66,7 @@ pub(crate) static ENVOY_RATE_LIMIT: Mapping = Mapping {
     path: "envoy.descriptors[].rate_limit",
     doc: "A limit.",
     keys: &[
-        PolicyKey::new("unit", Choice(ENVOY_UNITS), "The unit of time.", "second")
+        PolicyKey::new("unit", Choice(&RateUnit::NAMES), "The unit of time.", "second")
             .required_unless("`unlimited`"),
         PolicyKey::new("requests_per_unit", Count(0), "The number of requests.", "10")
             .required_unless("`unlimited`"),

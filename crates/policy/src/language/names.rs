@@ -5,31 +5,16 @@ use super::Shape::{self, Choice, Text};
 pub(crate) const ALGORITHMS: &[&str] =
     &["sliding_window_counter", "sliding_window_log", "token_bucket", "leaky_bucket", "fixed_window"];
 pub(crate) const IDENTITIES: &[&str] = &["api_key", "user", "tenant", "ip", "fingerprint", "cookie"];
-pub(crate) const HEADER_STYLES: &[&str] = &["x_ratelimit", "ratelimit", "ratelimit_epoch", "ratelimit_delta"];
-pub(crate) const BALANCES: &[&str] = &["round_robin", "least_loaded", "sticky"];
-pub(crate) const ERROR_BODIES: &[&str] = &["flat", "nested", "problem"];
-pub(crate) const ENCODED_SLASHES: &[&str] = &["reject", "keep", "decode"];
-pub(crate) const PATH_CASES: &[&str] = &["insensitive", "sensitive"];
-pub(crate) const UNDERSCORE_HEADERS: &[&str] = &["drop", "keep"];
 /// How API keys are verified.
 pub(crate) const KEY_VERIFICATIONS: &[&str] = &["keys_file", "none"];
-/// What happens to tokens and API keys that are not valid.
-pub(crate) const ON_INVALID: &[&str] = &["forward", "remove", "reject"];
 /// The modes of a rule that need no parameters.
 pub(crate) const MODES: &[&str] = &["enforce", "shadow"];
 /// The failures that are retried, besides status codes.
 pub(crate) const RETRY_CAUSES: &[&str] = &["connect", "reset", "timeout"];
-pub(crate) const JITTERS: &[&str] = &["none", "full", "equal", "decorrelated"];
-/// What a breaker covers.
-pub(crate) const BREAKER_SCOPES: &[&str] = &["server", "upstream"];
-/// How nodes share a limit.
-pub(crate) const COORDINATIONS: &[&str] = &["central", "lease", "sync", "static"];
 /// The actions without parameters when a limit is exceeded.
 pub(crate) const PLAIN_ACTIONS: &[&str] = &["reject", "degrade"];
 /// Whether deferred requests may have credentials.
 pub(crate) const CREDENTIALS: &[&str] = &["reject", "store"];
-/// What happens while the shared store fails.
-pub(crate) const STORE_FAILURE_MODES: &[&str] = &["local", "allow", "deny"];
 /// The value of `shed` without bounds.
 pub(crate) const ADAPTIVE: &[&str] = &["adaptive"];
 /// The value that disables the admin API, retries, ejection or the buffer of request bodies.

@@ -1,8 +1,11 @@
 //! The part of the table for upstreams that fail or are slow.
 
+use tidegate_core::Jitter;
+
 use super::Shape::{Choice, Count, Duration, Either, Object, OneOrMany, Percent, Size, Status, Text};
-use super::names::{ADAPTIVE, BREAKER_SCOPES, FILE, JITTERS, METHOD, OFF, RETRY_CAUSES};
+use super::names::{ADAPTIVE, FILE, METHOD, OFF, RETRY_CAUSES};
 use super::{Mapping, PolicyKey, Shape};
+use crate::plan::BreakerScope;
 
 const RETRY_SHAPES: &[Shape] = &[Choice(OFF), Object(&RETRY)];
 const EJECT_SHAPES: &[Shape] = &[Choice(OFF), Object(&EJECT)];
@@ -116,7 +119,7 @@ pub(crate) static RETRY: Mapping = Mapping {
             .default("`1s`, or `base` if that is longer"),
         PolicyKey::new(
             "jitter",
-            Choice(JITTERS),
+            Choice(&Jitter::NAMES),
             "How waits are randomized: not at all (`none`), between 0 and the wait (`full`), between half of it and all of it (`equal`), or between `base` and three times the wait before (`decorrelated`).",
             "full",
         )
@@ -173,7 +176,7 @@ pub(crate) static BREAKER: Mapping = Mapping {
         PolicyKey::new("successes", Count(1), "The number of successful probes that closes the breaker.", "2").default("1"),
         PolicyKey::new(
             "per",
-            Choice(BREAKER_SCOPES),
+            Choice(&BreakerScope::NAMES),
             "What one breaker covers: each server has its own (`server`), or all servers share one (`upstream`).",
             "upstream",
         )

@@ -1,13 +1,15 @@
 //! The part of the table for `store`, and the keys of a rule that say how nodes share its counters.
 
+use tidegate_core::{Coordination, StoreFailureMode};
+
 use super::Shape::{Choice, Count, Duration, Object, Percent, Size, Text};
-use super::names::{COORDINATIONS, FILE, STORE_FAILURE_MODES};
+use super::names::FILE;
 use super::{Mapping, PolicyKey};
 
 /// `coordination` of a rule.
 pub(super) const RULE_COORDINATION: PolicyKey = PolicyKey::new(
     "coordination",
-    Choice(COORDINATIONS),
+    Choice(&Coordination::NAMES),
     "How nodes share this limit, if not as `store.coordination` says. A change starts with empty counters.",
     "lease",
 )
@@ -16,7 +18,7 @@ pub(super) const RULE_COORDINATION: PolicyKey = PolicyKey::new(
 /// `on_store_failure` of a rule.
 pub(super) const RULE_FAILURE_MODE: PolicyKey = PolicyKey::new(
     "on_store_failure",
-    Choice(STORE_FAILURE_MODES),
+    Choice(&StoreFailureMode::NAMES),
     "What happens to this limit while Redis fails, if not what `store.on_store_failure` says. An error with `coordination: static`, which does not use Redis.",
     "deny",
 )
@@ -36,7 +38,7 @@ pub(crate) static STORE: Mapping = Mapping {
         .default("memory"),
         PolicyKey::new(
             "coordination",
-            Choice(COORDINATIONS),
+            Choice(&Coordination::NAMES),
             "How nodes share limits. `central`: Redis makes every decision; exact. `lease`: a node leases blocks of units and spends them without asking; never admits too much. `sync`: a node counts alone and exchanges counts every `sync_interval`; may admit more, within a bound. `static`: each node enforces the limit divided by `nodes`, without Redis. `lease` and `sync` support `token_bucket`, `fixed_window` and `sliding_window_counter`.",
             "lease",
         )
@@ -51,7 +53,7 @@ pub(crate) static STORE: Mapping = Mapping {
         .default("1s"),
         PolicyKey::new(
             "on_store_failure",
-            Choice(STORE_FAILURE_MODES),
+            Choice(&StoreFailureMode::NAMES),
             "What happens to limits while Redis fails. `local`: each node enforces its part of `fallback_share`. `allow`: requests pass. `deny`: requests get 503.",
             "local",
         )

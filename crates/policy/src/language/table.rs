@@ -1,17 +1,17 @@
 //! The table of keys. A key listed here is accepted, completed by editors and documented in docs/config.md.
 
+use tidegate_headers::{BodyStyle, HeaderStyle};
+
 use super::Shape::{Choice, Count, Duration, Either, List, Named, Object, OneOrMany, Percent, Text};
 use super::limits::RATE_LIMITS;
-use super::names::{
-    BALANCES, ENCODED_SLASHES, ERROR_BODIES, FILE, HEADER, HEADER_STYLES, IDENTITY, KEY_VERIFICATIONS,
-    NETWORK, OFF, ON_INVALID, PATH, PATH_CASES, UNDERSCORE_HEADERS,
-};
+use super::names::{FILE, HEADER, IDENTITY, KEY_VERIFICATIONS, NETWORK, OFF, PATH};
 use super::resilience::{
     BREAKER_KEY, BULKHEAD_KEY, EJECT_KEY, FALLBACK_KEY, RETRY_KEY, ROUTE_BULKHEAD_KEY, SHED_KEY, TIMEOUTS_KEY,
 };
 use super::service::SERVICE;
 use super::store::STORE;
 use super::{Mapping, PolicyKey, Shape};
+use crate::plan::{Balance, EncodedSlash, OnInvalid, PathCase, UnderscoreHeaders};
 
 pub(crate) static POLICY: Mapping = Mapping {
     name: "the policy",
@@ -71,12 +71,12 @@ pub(crate) static POLICY: Mapping = Mapping {
         ),
         PolicyKey::new(
             "headers",
-            OneOrMany(&Choice(HEADER_STYLES)),
+            OneOrMany(&Choice(&HeaderStyle::NAMES)),
             "Which headers report limits to clients: `x_ratelimit` and `ratelimit_epoch` (reset in Unix seconds) and `ratelimit_delta` (reset in seconds from now) report the tightest limit, `ratelimit` every limit as structured fields. `ratelimit_epoch` and `ratelimit_delta` use the same names, so they exclude each other. docs/gateway.md has the numbers.",
             "[x_ratelimit, ratelimit]",
         )
         .default("[x_ratelimit, ratelimit]"),
-        PolicyKey::new("error_body", Choice(ERROR_BODIES), "The format of error bodies.", "flat").default("flat"),
+        PolicyKey::new("error_body", Choice(&BodyStyle::NAMES), "The format of error bodies.", "flat").default("flat"),
         PolicyKey::new("log", Object(&LOG), "What is logged, as lines of JSON.", "{ access: 1% }"),
         PolicyKey::new(
             "traces",
@@ -178,7 +178,7 @@ pub(crate) static UPSTREAM: Mapping = Mapping {
         .required(),
         PolicyKey::new(
             "balance",
-            Choice(BALANCES),
+            Choice(&Balance::NAMES),
             "Which server gets a request: the next in turn (`round_robin`), the less busy of two (`least_loaded`), or always the same for one client (`sticky`).",
             "least_loaded",
         )
@@ -236,7 +236,7 @@ pub(crate) static HTTP: Mapping = Mapping {
     keys: &[
         PolicyKey::new(
             "encoded_slash",
-            Choice(ENCODED_SLASHES),
+            Choice(&EncodedSlash::NAMES),
             "`%2F`, `%5C` and encoded control characters in a path. `reject`: 400. `keep`: forwarded as sent, and the \
              limits of both readings apply, with `%2F` and with `/`. `decode`: `%2F` and `%5C` become `/` before \
              routing, matching and forwarding, and encoded control characters get 400. `%00` always gets 400.",
@@ -245,7 +245,7 @@ pub(crate) static HTTP: Mapping = Mapping {
         .default("reject"),
         PolicyKey::new(
             "path_case",
-            Choice(PATH_CASES),
+            Choice(&PathCase::NAMES),
             "How endpoints and rules match paths. `insensitive`: `/LOGIN` counts against the limits of `/login` too. \
              `sensitive`: case matters. Routes always match exactly, and the forwarded path keeps its case.",
             "sensitive",
@@ -253,7 +253,7 @@ pub(crate) static HTTP: Mapping = Mapping {
         .default("insensitive"),
         PolicyKey::new(
             "underscore_headers",
-            Choice(UNDERSCORE_HEADERS),
+            Choice(&UnderscoreHeaders::NAMES),
             "Request headers with an underscore or another unusual character in their name, such as `X_User_Id` and \
              `X.User.Id`, which many servers read as `X-User-Id`. `drop`: removed before anything reads them, unless the policy \
              uses the name; the decision service cannot remove them and answers 400 if they may be read as a header that the \
@@ -294,7 +294,7 @@ pub(crate) static CLIENTS: Mapping = Mapping {
         PolicyKey::new("cookie", Object(&COOKIE), "A cookie that identifies the client.", "{ name: session }"),
         PolicyKey::new(
             "on_invalid",
-            Choice(ON_INVALID),
+            Choice(&OnInvalid::NAMES),
             "What happens to a header with a token that is not valid, or with an API key that is not in the keys file. `forward`: it is forwarded and does not count. `remove`: it is removed before anything reads it; the decision service cannot remove it and answers 401. `reject`: 401 with `WWW-Authenticate`; the gateway counts the request as one without the header, so that guesses are limited.",
             "reject",
         )

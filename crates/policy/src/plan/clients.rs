@@ -74,29 +74,17 @@ impl Clients {
     }
 }
 
-/// What happens to a header with a token or an API key that is not valid.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum OnInvalid {
-    /// It is forwarded, and does not count.
-    #[default]
-    Forward,
-    /// It is removed before anything reads it.
-    Remove,
-    /// The request is rejected with 401.
-    Reject,
-}
-
-impl OnInvalid {
-    /// All values.
-    pub const ALL: [Self; 3] = [Self::Forward, Self::Remove, Self::Reject];
-
-    /// The name used in configuration.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Forward => "forward",
-            Self::Remove => "remove",
-            Self::Reject => "reject",
-        }
+tidegate_core::named_enum! {
+    /// What happens to a header with a token or an API key that is not valid.
+    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+    pub enum OnInvalid {
+        /// It is forwarded, and does not count.
+        #[default]
+        Forward = "forward",
+        /// It is removed before anything reads it.
+        Remove = "remove",
+        /// The request is rejected with 401.
+        Reject = "reject",
     }
 }
 

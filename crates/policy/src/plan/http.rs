@@ -22,87 +22,40 @@ impl HttpOptions {
     }
 }
 
-/// How `%2F`, `%5C` and encoded control characters in a path are handled.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub enum EncodedSlash {
-    /// The request is rejected with 400.
-    #[default]
-    Reject,
-    /// The path is forwarded as sent; the limits of both readings apply.
-    Keep,
-    /// `%2F` and `%5C` become `/` before routing, matching and forwarding; control characters are rejected.
-    Decode,
-}
-
-impl EncodedSlash {
-    /// All values.
-    pub const ALL: [Self; 3] = [Self::Reject, Self::Keep, Self::Decode];
-
-    /// The name used in configuration.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Reject => "reject",
-            Self::Keep => "keep",
-            Self::Decode => "decode",
-        }
+tidegate_core::named_enum! {
+    /// How `%2F`, `%5C` and encoded control characters in a path are handled.
+    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+    pub enum EncodedSlash {
+        /// The request is rejected with 400.
+        #[default]
+        Reject = "reject",
+        /// The path is forwarded as sent; the limits of both readings apply.
+        Keep = "keep",
+        /// `%2F` and `%5C` become `/` before routing, matching and forwarding; control characters are rejected.
+        Decode = "decode",
     }
 }
 
-/// Whether limits match paths without regard to case.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub enum PathCase {
-    /// `/LOGIN` also counts against the limits of `/login`.
-    #[default]
-    Insensitive,
-    /// Case matters.
-    Sensitive,
-}
-
-impl PathCase {
-    /// All values.
-    pub const ALL: [Self; 2] = [Self::Insensitive, Self::Sensitive];
-
-    /// The name used in configuration.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Insensitive => "insensitive",
-            Self::Sensitive => "sensitive",
-        }
+tidegate_core::named_enum! {
+    /// Whether limits match paths without regard to case.
+    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+    pub enum PathCase {
+        /// `/LOGIN` also counts against the limits of `/login`.
+        #[default]
+        Insensitive = "insensitive",
+        /// Case matters.
+        Sensitive = "sensitive",
     }
 }
 
-/// Whether request headers with an underscore in their name are forwarded.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub enum UnderscoreHeaders {
-    /// They are removed: many servers read `X_User_Id` as `X-User-Id`.
-    #[default]
-    Drop,
-    /// They are forwarded.
-    Keep,
-}
-
-impl UnderscoreHeaders {
-    /// All values.
-    pub const ALL: [Self; 2] = [Self::Drop, Self::Keep];
-
-    /// The name used in configuration.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Drop => "drop",
-            Self::Keep => "keep",
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::language::{ENCODED_SLASHES, PATH_CASES, UNDERSCORE_HEADERS};
-
-    #[test]
-    fn language_lists_every_value_of_the_http_options() {
-        assert_eq!(EncodedSlash::ALL.map(EncodedSlash::name), *ENCODED_SLASHES);
-        assert_eq!(PathCase::ALL.map(PathCase::name), *PATH_CASES);
-        assert_eq!(UnderscoreHeaders::ALL.map(UnderscoreHeaders::name), *UNDERSCORE_HEADERS);
+tidegate_core::named_enum! {
+    /// Whether request headers with an underscore in their name are forwarded.
+    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+    pub enum UnderscoreHeaders {
+        /// They are removed: many servers read `X_User_Id` as `X-User-Id`.
+        #[default]
+        Drop = "drop",
+        /// They are forwarded.
+        Keep = "keep",
     }
 }

@@ -167,29 +167,17 @@ pub struct UpstreamPlan {
     pub resilience: ResiliencePlan,
 }
 
-/// The load-balancing strategy.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub enum Balance {
-    /// Round robin.
-    #[default]
-    RoundRobin,
-    /// The less loaded of two random servers.
-    LeastLoaded,
-    /// The same server for the same client, while it is available.
-    Sticky,
-}
-
-impl Balance {
-    /// All values.
-    pub const ALL: [Self; 3] = [Self::RoundRobin, Self::LeastLoaded, Self::Sticky];
-
-    /// The name used in configuration.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::RoundRobin => "round_robin",
-            Self::LeastLoaded => "least_loaded",
-            Self::Sticky => "sticky",
-        }
+tidegate_core::named_enum! {
+    /// The load-balancing strategy.
+    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+    pub enum Balance {
+        /// Round robin.
+        #[default]
+        RoundRobin = "round_robin",
+        /// The less loaded of two random servers.
+        LeastLoaded = "least_loaded",
+        /// The same server for the same client, while it is available.
+        Sticky = "sticky",
     }
 }
 
@@ -235,17 +223,5 @@ impl fmt::Display for HostPattern {
             Self::Exact(name) => f.write_str(name),
             Self::Below(name) => write!(f, "*{name}"),
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::language::{ERROR_BODIES, HEADER_STYLES};
-
-    #[test]
-    fn language_lists_every_header_and_body_style() {
-        assert_eq!(HeaderStyle::ALL.map(HeaderStyle::name), *HEADER_STYLES);
-        assert_eq!(BodyStyle::ALL.map(BodyStyle::name), *ERROR_BODIES);
     }
 }

@@ -123,19 +123,16 @@ pub struct BreakerPlan {
     pub scope: BreakerScope,
 }
 
-/// What a breaker covers.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum BreakerScope {
-    /// Each server has its own breaker.
-    #[default]
-    Server,
-    /// One breaker for all servers of the upstream.
-    Upstream,
-}
-
-impl BreakerScope {
-    /// All of them.
-    pub const ALL: [Self; 2] = [Self::Server, Self::Upstream];
+tidegate_core::named_enum! {
+    /// What a breaker covers.
+    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+    pub enum BreakerScope {
+        /// Each server has its own breaker.
+        #[default]
+        Server = "server",
+        /// One breaker for all servers of the upstream.
+        Upstream = "upstream",
+    }
 }
 
 /// A bound on requests in flight.

@@ -196,7 +196,6 @@ impl fmt::Debug for StoreUrl {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::language::{COORDINATIONS, STORE_FAILURE_MODES};
 
     #[test]
     fn store_url_display_hides_the_password() {
@@ -204,11 +203,5 @@ mod tests {
         assert_eq!(url.to_string(), "redis://…@cache:6379/0");
         assert!(!format!("{url:?}").contains("hunter2"));
         assert!(url.has_password() && !url.is_tls());
-    }
-
-    #[test]
-    fn language_lists_every_coordination_and_failure_mode() {
-        assert_eq!(Coordination::ALL.map(Coordination::name), *COORDINATIONS);
-        assert_eq!(StoreFailureMode::ALL.map(StoreFailureMode::name), *STORE_FAILURE_MODES);
     }
 }

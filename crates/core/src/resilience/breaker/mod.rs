@@ -120,35 +120,20 @@ pub struct CallTiming {
     pub random: u64,
 }
 
-/// What a breaker does with calls.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum BreakerState {
-    /// Calls are admitted.
-    Closed,
-    /// Calls are rejected until the open time is over.
-    Open,
-    /// Probes are admitted, all other calls are rejected.
-    HalfOpen,
-    /// An operator closed the breaker: calls are admitted, whatever their results.
-    ForcedClosed,
-    /// An operator opened the breaker: calls are rejected.
-    ForcedOpen,
-}
-
-impl BreakerState {
-    /// All of them.
-    pub const ALL: [Self; 5] =
-        [Self::Closed, Self::Open, Self::HalfOpen, Self::ForcedClosed, Self::ForcedOpen];
-
-    /// The name in metrics, logs and the admin API.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Closed => "closed",
-            Self::Open => "open",
-            Self::HalfOpen => "half_open",
-            Self::ForcedClosed => "forced_closed",
-            Self::ForcedOpen => "forced_open",
-        }
+named_enum! {
+    /// What a breaker does with calls.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+    pub enum BreakerState {
+        /// Calls are admitted.
+        Closed = "closed",
+        /// Calls are rejected until the open time is over.
+        Open = "open",
+        /// Probes are admitted, all other calls are rejected.
+        HalfOpen = "half_open",
+        /// An operator closed the breaker: calls are admitted, whatever their results.
+        ForcedClosed = "forced_closed",
+        /// An operator opened the breaker: calls are rejected.
+        ForcedOpen = "forced_open",
     }
 }
 

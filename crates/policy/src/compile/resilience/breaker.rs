@@ -3,7 +3,7 @@
 use tidegate_core::{Breaker, BreakerConfig, BreakerConfigError, SlowCalls, WindowLength};
 
 use crate::compile::scalar;
-use crate::language::{BREAKER, BREAKER_SCOPES, SLOW};
+use crate::language::{BREAKER, SLOW};
 use crate::plan::{BreakerPlan, BreakerScope, TimeoutsPlan};
 use crate::raw::{Fields, Finding, NodeRef, ProblemReport, YamlNode};
 use crate::units::span_text;
@@ -26,7 +26,7 @@ pub(super) fn breaker<'s>(
     let slow = fields.get("slow").and_then(|node| slow(node, timeouts, report));
     let scope = fields
         .get("per")
-        .and_then(|node| scalar::choice(node, "scope", BREAKER_SCOPES, &BreakerScope::ALL, report));
+        .and_then(|node| scalar::choice(node, "scope", &BreakerScope::NAMES, &BreakerScope::ALL, report));
     let has_rate = fields.get("failure_rate").is_some() || fields.get("slow").is_some();
     if !has_rate {
         warn_of_unused_keys(&fields, report);

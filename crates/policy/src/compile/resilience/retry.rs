@@ -6,7 +6,7 @@ use tidegate_core::{Backoff, Jitter};
 
 use super::{is_word, open_or_word};
 use crate::compile::scalar;
-use crate::language::{JITTERS, OFF, RETRY, RETRY_CAUSES};
+use crate::language::{OFF, RETRY, RETRY_CAUSES};
 use crate::plan::{RetryCauses, RetryPlan, TimeoutsPlan};
 use crate::raw::{Fields, Finding, NodeRef, ProblemReport, YamlNode, nearest};
 use crate::render::quote;
@@ -147,8 +147,9 @@ fn backoff<'s>(
     let default = RetryPlan::default().backoff;
     let [base, cap] =
         ["base", "cap"].map(|key| fields.get(key).and_then(|node| scalar::duration(node, report)));
-    let jitter =
-        fields.get("jitter").and_then(|node| scalar::choice(node, "jitter", JITTERS, &Jitter::ALL, report));
+    let jitter = fields
+        .get("jitter")
+        .and_then(|node| scalar::choice(node, "jitter", &Jitter::NAMES, &Jitter::ALL, report));
     if let (Some(base), Some(node)) = (base, fields.get("base"))
         && base >= timeouts.total
     {

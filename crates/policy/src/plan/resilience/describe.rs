@@ -2,13 +2,11 @@
 
 use std::fmt;
 
-use tidegate_core::{AdaptiveConfig, BreakerConfig, Jitter, WindowLength};
+use tidegate_core::{AdaptiveConfig, BreakerConfig, WindowLength};
 
 use super::{
-    BreakerPlan, BreakerScope, BulkheadPlan, EjectPlan, FallbackPlan, ResiliencePlan, RetryCauses, RetryPlan,
-    TimeoutsPlan,
+    BreakerPlan, BulkheadPlan, EjectPlan, FallbackPlan, ResiliencePlan, RetryCauses, RetryPlan, TimeoutsPlan,
 };
-use crate::language::{BREAKER_SCOPES, JITTERS};
 use crate::plan::UpstreamPlan;
 use crate::units::{size_text, span_text};
 
@@ -45,8 +43,7 @@ impl fmt::Display for RetryPlan {
             return f.write_str("off");
         }
         let [base, cap] = [backoff.base(), backoff.cap()].map(span_text);
-        let jitter = Jitter::ALL.iter().position(|jitter| *jitter == backoff.jitter());
-        let jitter = jitter.and_then(|at| JITTERS.get(at)).copied().unwrap_or_default();
+        let jitter = backoff.jitter().name();
         let methods =
             if *methods == Self::IDEMPOTENT { "idempotent methods".to_owned() } else { methods.join(", ") };
         write!(f, "up to {attempts} attempts on {on}; {methods}; ")?;
@@ -69,14 +66,6 @@ impl fmt::Display for RetryCauses {
         let class = is_whole_class.then(|| "5xx".to_owned());
         let all: Vec<_> = words.chain(listed.map(ToString::to_string)).chain(class).collect();
         f.write_str(&all.join(", "))
-    }
-}
-
-impl BreakerScope {
-    /// The name used in configuration.
-    pub fn name(self) -> &'static str {
-        let at = Self::ALL.iter().position(|scope| *scope == self);
-        at.and_then(|at| BREAKER_SCOPES.get(at)).copied().unwrap_or_default()
     }
 }
 
