@@ -129,7 +129,7 @@ fn contenders(keys: usize, headers: LimitHeaders) -> anyhow::Result<[Contender<K
     let spec = Spec::new(RATE.into(), TimeSpan::from_secs(1));
     let rule = RateLimitRule::new("default", Algorithm::TokenBucket, spec)?;
     let store = Arc::new(MemoryStore::with_cap(MemoryStore::cap_for(keys)));
-    let ours = RateLimitLayer::new(RateLimiter::new(vec![rule], store)?, ByHeader::new(API_KEY));
+    let ours = RateLimitLayer::new(RateLimiter::new(vec![rule], store)?, ByHeader::new(API_KEY)?);
     let invalid = "tower_governor rejects the configuration";
     Ok(match headers {
         LimitHeaders::Off => [

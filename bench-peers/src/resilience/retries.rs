@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tidegate_core::{Backoff, Jitter, TimeSpan};
+use tidegate_tower::LayerError;
 use tidegate_tower::retry::{RetryAdvice, RetryConfig, RetryLayer, SharedRetryBudget};
-use tower::BoxError;
 use tower::retry::Policy;
 use tower::retry::budget::{Budget, TpsBudget};
 use tower_resilience::retry::{RetryBudget, RetryBudgetBuilder};
@@ -21,13 +21,13 @@ const CAP: Duration = Duration::from_secs(2);
 pub(crate) const MIN_PER_SECOND: u32 = 10;
 
 /// What all contenders do after a failure.
-pub(crate) type OurRetryLayer = RetryLayer<fn(&super::service::Call, Result<&(), &BoxError>) -> RetryAdvice>;
+pub(crate) type OurRetryLayer = RetryLayer<fn(&super::service::Call, Result<&(), &LayerError>) -> RetryAdvice>;
 
 /// Our layer, with the default budget: a tenth of requests, and ten per second.
 pub(crate) fn our_layer() -> anyhow::Result<OurRetryLayer> {
     let backoff = Backoff::new(span(BASE), span(CAP), Jitter::Decorrelated)?;
     let config = RetryConfig { attempts: u32::try_from(ATTEMPTS)?, backoff, ..RetryConfig::default() };
-    let rules: fn(&super::service::Call, Result<&(), &BoxError>) -> RetryAdvice =
+    let rules: fn(&super::service::Call, Result<&(), &LayerError>) -> RetryAdvice =
         |_, result| if result.is_ok() { RetryAdvice::Stop } else { RetryAdvice::Retry };
     Ok(RetryLayer::new(config, SharedRetryBudget::default()).rules(rules))
 }

@@ -201,7 +201,7 @@ impl ClientBuilder {
 
     pub(crate) fn build_with(self, transport: Arc<dyn HttpTransport>) -> Result<Client, ClientBuildError> {
         let (base, cap, jitter) = self.backoff;
-        let backoff = Backoff::new(base.into(), cap.into(), jitter)?;
+        let backoff = Backoff::new(base, cap, jitter)?;
         if let Some(config) = self.breaker {
             Breaker::new(config)?;
         }

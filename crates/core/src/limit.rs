@@ -53,8 +53,8 @@ pub struct Spec {
 
 impl Spec {
     /// `requests` per `window`, with the algorithm's defaults.
-    pub const fn new(requests: u64, window: TimeSpan) -> Self {
-        Self { requests, window, burst: None, max_wait: None }
+    pub fn new(requests: u64, window: impl Into<TimeSpan>) -> Self {
+        Self { requests, window: window.into(), burst: None, max_wait: None }
     }
 
     pub(crate) fn validate(&self) -> Result<(), LimitError> {

@@ -8,13 +8,11 @@ use std::time::Duration;
 
 use axum::Router;
 use axum::body::Body;
-use axum::error_handling::HandleErrorLayer;
 use axum::routing::get;
 use http::{Request, StatusCode};
 use tidegate_core::{BreakerConfig, Ratio, TimeSpan};
-use tidegate_headers::BodyStyle;
 use tidegate_tower::breaker::{BreakerLayer, CircuitBreaker};
-use tidegate_tower::{BoxError, into_response};
+use tidegate_tower::{BoxError, HttpErrorLayer};
 use tower::{ServiceBuilder, ServiceExt};
 
 /// Whether the database works.
@@ -40,9 +38,7 @@ async fn main() -> Result<(), BoxError> {
     let breaker = CircuitBreaker::new(config)?;
     let layers = ServiceBuilder::new()
         // Turns the errors of the layers below into responses.
-        .layer(HandleErrorLayer::new(|error: BoxError| async {
-            into_response::<Body>(error, BodyStyle::Flat)
-        }))
+        .layer(HttpErrorLayer::default())
         .layer(BreakerLayer::new(breaker.clone()));
     let app = Router::new().route("/orders", get(orders)).layer(layers);
 

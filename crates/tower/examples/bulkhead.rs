@@ -6,12 +6,10 @@ use std::time::Duration;
 
 use axum::Router;
 use axum::body::Body;
-use axum::error_handling::HandleErrorLayer;
 use axum::routing::{MethodRouter, get};
 use http::Request;
-use tidegate_headers::BodyStyle;
 use tidegate_tower::bulkhead::{Bulkhead, BulkheadConfig, BulkheadLayer};
-use tidegate_tower::{BoxError, into_response};
+use tidegate_tower::{BoxError, HttpErrorLayer};
 use tokio::task::JoinSet;
 use tower::{ServiceBuilder, ServiceExt};
 
@@ -28,9 +26,7 @@ async fn orders() -> &'static str {
 fn isolated(handler: MethodRouter, config: BulkheadConfig) -> MethodRouter {
     handler.layer(
         ServiceBuilder::new()
-            .layer(HandleErrorLayer::new(|error: BoxError| async {
-                into_response::<Body>(error, BodyStyle::Flat)
-            }))
+            .layer(HttpErrorLayer::default())
             .layer(BulkheadLayer::new(Bulkhead::new(config))),
     )
 }

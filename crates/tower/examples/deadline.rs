@@ -7,14 +7,13 @@ use std::time::Duration;
 
 use axum::Router;
 use axum::body::Body;
-use axum::error_handling::HandleErrorLayer;
 use axum::extract::State;
 use axum::response::Response;
 use axum::routing::get;
 use http::Request;
 use tidegate_headers::BodyStyle;
 use tidegate_tower::deadline::{Deadline, DeadlineLayer, OutgoingDeadlineLayer, OutgoingDeadlineService};
-use tidegate_tower::{BoxError, into_response, system_clock};
+use tidegate_tower::{BoxError, HttpErrorLayer, into_response, system_clock};
 use tower::{Layer, ServiceBuilder, ServiceExt};
 
 /// A client of the next service. In a real system this is an HTTP or gRPC client.
@@ -38,9 +37,7 @@ async fn handle(State((name, next)): State<(&'static str, Next)>) -> Response {
 fn service(name: &'static str, next: Option<Router>) -> Router {
     let next = next.map(|next| OutgoingDeadlineLayer::new().layer(next));
     let layers = ServiceBuilder::new()
-        .layer(HandleErrorLayer::new(|error: BoxError| async {
-            into_response::<Body>(error, BodyStyle::Flat)
-        }))
+        .layer(HttpErrorLayer::default())
         .layer(DeadlineLayer::new().at_most(Duration::from_secs(30)));
     Router::new().route("/", get(handle)).with_state((name, next)).layer(layers)
 }

@@ -4,15 +4,13 @@
 
 use axum::Router;
 use axum::body::Body;
-use axum::error_handling::HandleErrorLayer;
 use axum::response::Response;
 use axum::routing::get;
 use http::{Request, StatusCode};
 use tidegate_core::BreakerConfig;
-use tidegate_headers::BodyStyle;
 use tidegate_tower::breaker::{BreakerLayer, CircuitBreaker};
 use tidegate_tower::fallback::FallbackLayer;
-use tidegate_tower::{BoxError, into_response, is_rejection};
+use tidegate_tower::{BoxError, HttpErrorLayer, LayerError, is_rejection};
 use tower::{ServiceBuilder, ServiceExt};
 
 /// The service for prices is down.
@@ -21,7 +19,7 @@ async fn prices() -> StatusCode {
 }
 
 /// The response to requests that were rejected; other errors stay errors.
-fn last_known_prices(error: BoxError) -> Result<Response, BoxError> {
+fn last_known_prices(error: LayerError) -> Result<Response, LayerError> {
     if is_rejection(&error) { Ok(Response::new("prices of yesterday\n".into())) } else { Err(error) }
 }
 
@@ -29,9 +27,7 @@ fn last_known_prices(error: BoxError) -> Result<Response, BoxError> {
 async fn main() -> Result<(), BoxError> {
     let breaker = CircuitBreaker::new(BreakerConfig { failures: Some(2), ..BreakerConfig::default() })?;
     let layers = ServiceBuilder::new()
-        .layer(HandleErrorLayer::new(|error: BoxError| async {
-            into_response::<Body>(error, BodyStyle::Flat)
-        }))
+        .layer(HttpErrorLayer::default())
         .layer(FallbackLayer::new(last_known_prices))
         .layer(BreakerLayer::new(breaker));
     let app = Router::new().route("/prices", get(prices)).layer(layers);

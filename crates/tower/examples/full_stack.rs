@@ -10,7 +10,6 @@ use std::time::Duration;
 
 use axum::Router;
 use axum::body::Body;
-use axum::error_handling::HandleErrorLayer;
 use axum::extract::State;
 use axum::response::Response;
 use axum::routing::get;
@@ -26,7 +25,7 @@ use tidegate_tower::load_shed::{LoadShedLayer, LoadShedder};
 use tidegate_tower::rate_limit::{OneCounter, RateLimitLayer, RateLimitRule, RateLimiter};
 use tidegate_tower::retry::{RetryConfig, RetryLayer, SharedRetryBudget};
 use tidegate_tower::timeout::TimeoutLayer;
-use tidegate_tower::{BoxError, into_response, is_rejection, system_clock};
+use tidegate_tower::{BoxError, HttpErrorLayer, LayerError, into_response, is_rejection, system_clock};
 use tokio::time::sleep;
 use tower::util::BoxCloneSyncService;
 use tower::{ServiceBuilder, ServiceExt, service_fn};
@@ -41,7 +40,7 @@ async fn database(_: Request<String>) -> Result<http::Response<String>, Infallib
 }
 
 /// The client of the database with what protects its callers, in request order.
-type Client = BoxCloneSyncService<Request<String>, http::Response<String>, BoxError>;
+type Client = BoxCloneSyncService<Request<String>, http::Response<String>, LayerError>;
 
 fn client() -> Result<Client, BoxError> {
     let open_for = TimeSpan::from_millis(300);
@@ -53,7 +52,7 @@ fn client() -> Result<Client, BoxError> {
     };
     let backoff = Backoff::new(TimeSpan::from_millis(5), TimeSpan::from_millis(20), Jitter::Decorrelated)?;
     let retry = RetryConfig { attempts: 2, backoff, ..RetryConfig::default() };
-    let cached = |error: BoxError| {
+    let cached = |error: LayerError| {
         if is_rejection(&error) { Ok(http::Response::new("cached rows\n".to_owned())) } else { Err(error) }
     };
     Ok(BoxCloneSyncService::new(
@@ -86,9 +85,7 @@ fn app() -> Result<Router, BoxError> {
     let rules = vec![RateLimitRule::per_window("default", 10_000, TimeSpan::from_secs(1))?];
     let store = Arc::new(MemoryStore::with_cap(MemoryStore::cap_for(1_000)));
     let layers = ServiceBuilder::new()
-        .layer(HandleErrorLayer::new(|error: BoxError| async {
-            into_response::<Body>(error, BodyStyle::Flat)
-        }))
+        .layer(HttpErrorLayer::default())
         .layer(DeadlineLayer::new().at_most(Duration::from_secs(1)))
         // What load shedding rejects is refunded.
         .layer(

@@ -6,13 +6,11 @@ use std::time::Duration;
 
 use axum::Router;
 use axum::body::Body;
-use axum::error_handling::HandleErrorLayer;
 use axum::routing::get;
 use http::{Request, StatusCode};
 use tidegate_core::AdaptiveConfig;
-use tidegate_headers::BodyStyle;
 use tidegate_tower::load_shed::{ByCriticalityHeader, LoadShedLayer, LoadShedder};
-use tidegate_tower::{BoxError, into_response};
+use tidegate_tower::{BoxError, HttpErrorLayer};
 use tokio::task::JoinSet;
 use tower::{ServiceBuilder, ServiceExt};
 
@@ -29,9 +27,7 @@ async fn send(app: Router, criticality: &'static str) -> Result<(&'static str, S
 async fn main() -> Result<(), BoxError> {
     let shedder = LoadShedder::new(AdaptiveConfig { initial: 20, ..AdaptiveConfig::default() })?;
     let layers = ServiceBuilder::new()
-        .layer(HandleErrorLayer::new(|error: BoxError| async {
-            into_response::<Body>(error, BodyStyle::Flat)
-        }))
+        .layer(HttpErrorLayer::default())
         // Only trusted clients reach this service, so each of them may say how important its requests are.
         .layer(LoadShedLayer::new(shedder.clone()).criticality(ByCriticalityHeader::trusted()));
     let app = Router::new().route("/", get(work)).layer(layers);

@@ -1,46 +1,22 @@
-//! Rate limits in an axum service: three requests per minute for each API key, with headers and 429.
+//! A rate limit in an axum service: three requests per minute for each client address, with headers and 429.
 //!
-//! `cargo run -p tidegate-tower --example rate_limit`
-
-use std::sync::Arc;
+//! `cargo run -p tidegate-tower --example rate_limit --features axum,rate_limit`, then `curl -i http://127.0.0.1:3000/`
 
 use axum::Router;
-use axum::body::Body;
-use axum::error_handling::HandleErrorLayer;
 use axum::routing::get;
-use http::Request;
-use http::header::HeaderName;
-use tidegate_core::TimeSpan;
-use tidegate_headers::BodyStyle;
-use tidegate_store::MemoryStore;
-use tidegate_tower::rate_limit::{ByHeader, RateLimitLayer, RateLimitRule, RateLimiter};
-use tidegate_tower::{BoxError, into_response};
-use tower::{ServiceBuilder, ServiceExt};
+use tidegate_tower::HttpErrorLayer;
+use tidegate_tower::rate_limit::{ByAddress, RateLimitLayer, RateLimiter};
+use tokio::net::TcpListener;
 
 #[tokio::main]
-async fn main() -> Result<(), BoxError> {
-    let rules = vec![RateLimitRule::per_window("default", 3, TimeSpan::from_secs(60))?];
-    // Counters of up to 100,000 clients in this process; any other store works too.
-    let store = Arc::new(MemoryStore::with_cap(MemoryStore::cap_for(100_000)));
-    let limiter = RateLimiter::new(rules, store)?;
-    let by_api_key = ByHeader::new(HeaderName::from_static("x-api-key"));
-    let layers = ServiceBuilder::new()
-        // Only for errors of the store: the layer responds to rejected requests itself.
-        .layer(HandleErrorLayer::new(|error: BoxError| async {
-            into_response::<Body>(error, BodyStyle::Flat)
-        }))
-        .layer(RateLimitLayer::new(limiter, by_api_key));
-    let app = Router::new().route("/", get(|| async { "hello\n" })).layer(layers);
+async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    serve(TcpListener::bind("127.0.0.1:3000").await?).await
+}
 
-    for client in ["alice", "alice", "alice", "alice", "bob"] {
-        let request = Request::get("/").header("x-api-key", client).body(Body::empty())?;
-        let response = app.clone().oneshot(request).await?;
-        println!("{client}: {}", response.status());
-        for name in ["ratelimit-policy", "ratelimit", "retry-after"] {
-            if let Some(value) = response.headers().get(name) {
-                println!("  {name}: {}", value.to_str()?);
-            }
-        }
-    }
-    Ok(())
+pub(crate) async fn serve(listener: TcpListener) -> Result<(), Box<dyn std::error::Error>> {
+    let app = Router::new().route("/", get(async || "hello\n"));
+    let limiter = RateLimiter::in_memory(3, std::time::Duration::from_mins(1))?;
+    let app = app.layer((HttpErrorLayer::default(), RateLimitLayer::new(limiter, ByAddress::connect_info())));
+    let app = app.into_make_service_with_connect_info::<std::net::SocketAddr>();
+    Ok(axum::serve(listener, app).await?)
 }

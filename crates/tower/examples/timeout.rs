@@ -6,13 +6,11 @@ use std::time::Duration;
 
 use axum::Router;
 use axum::body::Body;
-use axum::error_handling::HandleErrorLayer;
 use axum::extract::Path;
 use axum::routing::get;
 use http::Request;
-use tidegate_headers::BodyStyle;
 use tidegate_tower::timeout::TimeoutLayer;
-use tidegate_tower::{BoxError, into_response};
+use tidegate_tower::{BoxError, HttpErrorLayer};
 use tower::{ServiceBuilder, ServiceExt};
 
 async fn work(Path(millis): Path<String>) -> String {
@@ -24,9 +22,7 @@ async fn work(Path(millis): Path<String>) -> String {
 #[tokio::main]
 async fn main() -> Result<(), BoxError> {
     let layers = ServiceBuilder::new()
-        .layer(HandleErrorLayer::new(|error: BoxError| async {
-            into_response::<Body>(error, BodyStyle::Flat)
-        }))
+        .layer(HttpErrorLayer::default())
         .layer(TimeoutLayer::new(Duration::from_millis(100)));
     let app = Router::new().route("/work/{millis}", get(work)).layer(layers);
     for millis in [10, 50, 500] {

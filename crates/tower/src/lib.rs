@@ -1,6 +1,7 @@
 //! Middleware that keeps a service available when its dependencies fail.
 //!
-//! Each pattern is a module with a feature of the same name; the feature `full` has all of them but `policy`. A *handle* holds
+//! Each pattern is a module with a feature of the same name; the feature `full` has all of them but `policy`. The features `axum` and
+//! `tonic` find the addresses of clients in their requests. A *handle* holds
 //! the shared state and gives out permits that return what they hold when they are dropped; a tower `Layer` is a thin wrapper
 //! around it. Handles can be used without tower. The state machines themselves are in [`tidegate_core`].
 //!
@@ -22,7 +23,7 @@
 //! The recommended order, outermost layer first. A service usually has the first half around its handlers, and the second half
 //! around the client of each dependency.
 //!
-//! 1. errors to responses: [`into_response`], or [`GrpcErrorLayer`] in a tonic server
+//! 1. errors to responses: [`HttpErrorLayer`], or [`GrpcErrorLayer`] in a tonic server
 //! 2. `deadline`: everything below knows how much time is left, and is cancelled when it is over
 //! 3. `rate_limit`: rejected clients cost nothing further. What the layers given to `around` reject is refunded
 //! 4. `load_shed`: measures the latency of everything below
@@ -33,50 +34,31 @@
 //! 9. `timeout`: bounds one attempt
 //! 10. `deadline` of outgoing requests: writes the time that remains at that moment
 //!
+//! The page docs/tower.md of the repository shows a rate limit, the full stack, retries of requests with bodies, and a policy with
+//! reload.
+//!
 //! ```
-//! use std::sync::Arc;
 //! use std::time::Duration;
 //!
-//! use http::{Request, Response};
-//! use tidegate_core::{AdaptiveConfig, BreakerConfig, TimeSpan};
-//! use tidegate_store::MemoryStore;
-//! use tidegate_tower::BoxError;
-//! use tidegate_tower::breaker::{BreakerLayer, CircuitBreaker};
-//! use tidegate_tower::bulkhead::{Bulkhead, BulkheadConfig, BulkheadLayer};
-//! use tidegate_tower::deadline::{DeadlineLayer, OutgoingDeadlineLayer};
-//! use tidegate_tower::load_shed::{LoadShedLayer, LoadShedder};
-//! use tidegate_tower::rate_limit::{OneCounter, RateLimitLayer, RateLimitRule, RateLimiter};
-//! use tidegate_tower::retry::{RetryConfig, RetryLayer, SharedRetryBudget};
+//! use tidegate_tower::HttpErrorLayer;
+//! use tidegate_tower::rate_limit::{ByAddress, RateLimitLayer, RateLimiter};
 //! use tidegate_tower::timeout::TimeoutLayer;
-//! use tower::{ServiceBuilder, ServiceExt};
 //!
-//! # #[tokio::main(flavor = "current_thread")]
-//! # async fn main() -> Result<(), BoxError> {
-//! let rules = vec![RateLimitRule::per_window("default", 100, TimeSpan::from_secs(60))?];
-//! let store = Arc::new(MemoryStore::with_cap(MemoryStore::cap_for(100_000)));
-//! let service = ServiceBuilder::new()
-//!     .layer(DeadlineLayer::new().at_most(Duration::from_secs(30)))
-//!     .layer(RateLimitLayer::new(RateLimiter::new(rules, store)?, OneCounter))
-//!     .layer(LoadShedLayer::new(LoadShedder::new(AdaptiveConfig::default())?))
-//!     .layer(BulkheadLayer::new(Bulkhead::new(BulkheadConfig::new(50).queue(20, Duration::from_millis(500)))))
-//!     .layer(RetryLayer::new(RetryConfig::default(), SharedRetryBudget::default()))
-//!     .layer(BreakerLayer::new(CircuitBreaker::new(BreakerConfig::default())?))
-//!     .layer(TimeoutLayer::new(Duration::from_secs(5)))
-//!     .layer(OutgoingDeadlineLayer::new())
-//!     .service_fn(|request: Request<Vec<u8>>| async move {
-//!         assert!(request.headers().contains_key("x-request-deadline-ms"));
-//!         Ok::<_, BoxError>(Response::new(b"hello".to_vec()))
-//!     });
-//!
-//! let response = service.oneshot(Request::new(Vec::new())).await?;
-//! assert_eq!(response.headers()["X-RateLimit-Remaining"], "99");
+//! # fn main() -> Result<(), tidegate_tower::BoxError> {
+//! // A tuple of layers is a layer; the first one is the outermost.
+//! let layers = (
+//!     HttpErrorLayer::default(),
+//!     RateLimitLayer::new(RateLimiter::in_memory(100, Duration::from_mins(1))?, ByAddress::connect_info()),
+//!     TimeoutLayer::new(Duration::from_secs(5)),
+//! );
+//! # let _ = layers;
 //! # Ok(())
 //! # }
 //! ```
 //!
 //! # Conventions
 //!
-//! - The error of every layer is a [`BoxError`]: one small struct for each cause, or the error of the inner service as it was.
+//! - The error of every layer is a [`LayerError`]: one small struct for each cause, or the error of the inner service as it was.
 //!   [`find_cause`] finds a cause, [`is_rejection`] tells whether the service was called at all.
 //! - Every layer is cancel-safe: dropping a future returns its permit, its place in a queue, the slot of a probe and a retry
 //!   that was not sent.
@@ -93,18 +75,23 @@
 //!   tokio.
 
 #![forbid(unsafe_code)]
+#![cfg_attr(docsrs, feature(doc_cfg))]
 
+#[cfg(any(feature = "policy", feature = "rate_limit"))]
+mod address;
 #[cfg(feature = "breaker")]
 pub mod breaker;
 #[cfg(feature = "bulkhead")]
 pub mod bulkhead;
 mod clock;
+#[cfg(any(feature = "fallback", feature = "retry"))]
+mod clone_request;
 #[cfg(feature = "deadline")]
 pub mod deadline;
 mod error;
+mod error_response;
 #[cfg(feature = "fallback")]
 pub mod fallback;
-mod grpc;
 #[cfg(feature = "load_shed")]
 pub mod load_shed;
 #[cfg(feature = "policy")]
@@ -123,9 +110,21 @@ pub mod thread_pool;
 #[cfg(feature = "timeout")]
 pub mod timeout;
 
+#[cfg(any(feature = "policy", feature = "rate_limit"))]
+pub use address::{ConnectInfoAddress, FindAddress, MissingConnectInfo};
 pub use clock::system_clock;
-pub use error::{BoxError, error_outcome, find_cause, is_rejection};
-pub use grpc::{GrpcErrorFuture, GrpcErrorLayer, GrpcErrorService};
+pub use error::{BoxError, LayerError, error_outcome, find_cause, is_rejection};
+pub use error_response::{
+    ErrorResponseFuture, ErrorResponseService, GrpcErrorLayer, HttpErrorLayer, RespondToError,
+};
 pub use response::into_response;
 #[cfg(any(feature = "policy", feature = "rate_limit"))]
 pub use served::{NothingRefunded, Refunded, ServedService};
+pub use tidegate_core::{Ratio, TimeSpan, Timestamp};
+pub use tidegate_headers::{BodyStyle, HeaderStyle};
+pub use tidegate_store::{Clock, ManualClock, SystemClock};
+
+/// The code of docs/tower.md.
+#[cfg(doctest)]
+#[doc = include_str!("../../../docs/tower.md")]
+struct TowerPage;

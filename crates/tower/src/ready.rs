@@ -12,7 +12,7 @@ use std::time::Duration;
 use pin_project_lite::pin_project;
 use tokio::time::{Sleep, sleep};
 
-use crate::error::BoxError;
+use crate::error::{BoxError, LayerError};
 
 /// A caller that waits polls at the end of its wait. One that polls later than this after it is another one: the caller before has
 /// gone, which a service is not told, and its wait is not that of the next call.
@@ -61,18 +61,18 @@ impl Clone for ReadyWait {
 impl ReadyWait {
     /// The readiness to return for that of the inner service, which may take `longest`.
     #[inline]
-    pub(crate) fn poll<E: Into<BoxError>>(
+    pub(crate) fn poll<E: Into<BoxError> + 'static>(
         &mut self,
         inner: Poll<Result<(), E>>,
         longest: impl FnOnce() -> Option<Duration>,
         cx: &mut Context<'_>,
-    ) -> Poll<Result<(), BoxError>> {
+    ) -> Poll<Result<(), LayerError>> {
         match inner {
             Poll::Ready(result) => {
                 if self.timers.is_some() {
                     *self = Self::default();
                 }
-                Poll::Ready(result.map_err(Into::into))
+                Poll::Ready(result.map_err(LayerError::new))
             }
             Poll::Pending => self.poll_timer(longest, cx),
         }
@@ -83,7 +83,7 @@ impl ReadyWait {
         &mut self,
         longest: impl FnOnce() -> Option<Duration>,
         cx: &mut Context<'_>,
-    ) -> Poll<Result<(), BoxError>> {
+    ) -> Poll<Result<(), LayerError>> {
         let has_ended = |timers: &mut Pin<Box<WaitTimers>>| {
             let timers = timers.as_mut().project();
             *timers.progress == WaitProgress::Over || timers.abandoned.poll(cx).is_ready()

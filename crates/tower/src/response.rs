@@ -2,28 +2,28 @@
 
 use http::header::CONTENT_TYPE;
 use http::{HeaderValue, Response, StatusCode};
-use tidegate_headers::{BodyStyle, ErrorBody, HeaderStyle, RefusalEntry};
+use tidegate_headers::{BodyStyle, ErrorBody, HeaderStyle, RefusalEntry, write_grpc_status};
 
-use crate::error::{BoxError, find_cause};
+use crate::error::{BoxError, LayerError, find_cause};
 
 const INTERNAL_ERROR: RefusalEntry =
     RefusalEntry::new(StatusCode::INTERNAL_SERVER_ERROR, "internal_error", "Internal error.");
+/// Tells the developer of the service what is wrong with every request.
+#[cfg(any(feature = "policy", feature = "rate_limit"))]
+const MISSING_CONNECT_INFO: RefusalEntry = RefusalEntry::new(
+    StatusCode::INTERNAL_SERVER_ERROR,
+    "internal_error",
+    "The server does not know the address of the client; see `MissingConnectInfo` of tidegate-tower.",
+);
 
 /// The response to an error of a layer: 503, 504 or 429 with `Retry-After`; 500 for an error that no layer caused.
 ///
-/// With axum, use it in a `HandleErrorLayer`:
-///
-/// ```
-/// use axum::body::Body;
-/// use axum::error_handling::HandleErrorLayer;
-/// use tidegate_headers::BodyStyle;
-/// use tidegate_tower::{BoxError, into_response};
-///
-/// let layer = HandleErrorLayer::new(|error: BoxError| async { into_response::<Body>(error, BodyStyle::Flat) });
-/// # let _: HandleErrorLayer<_, ()> = layer;
-/// ```
-pub fn into_response<B: From<Vec<u8>>>(error: impl Into<BoxError>, style: BodyStyle) -> Response<B> {
-    let error = error.into();
+/// For handlers that call a service themselves; around a whole service, use [`HttpErrorLayer`](crate::HttpErrorLayer).
+pub fn into_response<B: From<Vec<u8>>>(
+    error: impl Into<BoxError> + 'static,
+    style: BodyStyle,
+) -> Response<B> {
+    let error = LayerError::new(error);
     #[cfg(feature = "rate_limit")]
     if let Some(limited) = find_cause::<crate::rate_limit::RateLimited>(&error) {
         return limited_response(limited, style);
@@ -93,8 +93,22 @@ pub(crate) fn request_error_response<B: From<Vec<u8>>>(
     response
 }
 
+/// The response to an error of a layer, as a gRPC status: `RESOURCE_EXHAUSTED` for a rate limit, `UNAVAILABLE` for an open breaker, a
+/// full bulkhead and overload, `DEADLINE_EXCEEDED` for deadlines and timeouts, `UNKNOWN` for an error that no layer caused.
+/// `styles` are those of the headers that report limits.
+pub(crate) fn grpc_response<B: Default>(error: &LayerError, styles: &[HeaderStyle]) -> Response<B> {
+    let mut response = Response::new(B::default());
+    let (refusal, retry_after) = describe(error);
+    let body = refusal.body(retry_after, None);
+    let headers = response.headers_mut();
+    headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/grpc"));
+    write_grpc_status(headers, body.status, &body.full_message(), retry_after);
+    body.write_retry_after(headers, styles);
+    response
+}
+
 /// What the client is told about an error, and after how many seconds it may retry.
-pub(crate) fn describe(error: &BoxError) -> (&'static RefusalEntry, Option<u64>) {
+fn describe(error: &LayerError) -> (&'static RefusalEntry, Option<u64>) {
     #[cfg(feature = "rate_limit")]
     if let Some(limited) = find_cause::<crate::rate_limit::RateLimited>(error) {
         return (&RefusalEntry::RATE_LIMIT_EXCEEDED, limited.retry_after_seconds());
@@ -109,7 +123,7 @@ pub(crate) fn describe(error: &BoxError) -> (&'static RefusalEntry, Option<u64>)
 }
 
 /// The same for errors about which nothing else is known.
-fn describe_simple(error: &BoxError) -> &'static RefusalEntry {
+fn describe_simple(error: &LayerError) -> &'static RefusalEntry {
     #[cfg(feature = "bulkhead")]
     if find_cause::<crate::bulkhead::BulkheadFull>(error).is_some() {
         return &RefusalEntry::BULKHEAD_FULL;
@@ -129,6 +143,10 @@ fn describe_simple(error: &BoxError) -> &'static RefusalEntry {
     #[cfg(feature = "timeout")]
     if find_cause::<crate::timeout::AttemptTimeout>(error).is_some() {
         return &RefusalEntry::UPSTREAM_TIMEOUT;
+    }
+    #[cfg(any(feature = "policy", feature = "rate_limit"))]
+    if find_cause::<crate::address::MissingConnectInfo>(error).is_some() {
+        return &MISSING_CONNECT_INFO;
     }
     if find_cause::<tidegate_store::StoreError>(error).is_some() {
         return &RefusalEntry::STORE_UNAVAILABLE;

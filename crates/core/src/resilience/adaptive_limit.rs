@@ -47,6 +47,21 @@ pub struct AdaptiveConfig {
 impl AdaptiveConfig {
     /// The calls that a window needs.
     pub const MIN_SAMPLES: u64 = 10;
+
+    /// Starts with this limit.
+    pub fn initial(self, initial: u32) -> Self {
+        Self { initial, ..self }
+    }
+
+    /// Never shrinks below `min`, and never grows beyond `max`.
+    pub fn bounds(self, min: u32, max: u32) -> Self {
+        Self { min, max, ..self }
+    }
+
+    /// Shrinks when the service takes this much of its usual time, in percent.
+    pub fn tolerance_percent(self, tolerance_percent: u32) -> Self {
+        Self { tolerance_percent, ..self }
+    }
 }
 
 impl Default for AdaptiveConfig {

@@ -59,7 +59,12 @@ impl core::error::Error for BackoffError {}
 
 impl Backoff {
     /// Waits that start at `base` and double up to `cap`.
-    pub fn new(base: TimeSpan, cap: TimeSpan, jitter: Jitter) -> Result<Self, BackoffError> {
+    pub fn new(
+        base: impl Into<TimeSpan>,
+        cap: impl Into<TimeSpan>,
+        jitter: Jitter,
+    ) -> Result<Self, BackoffError> {
+        let (base, cap) = (base.into(), cap.into());
         if base.is_zero() {
             return Err(BackoffError::ZeroBase);
         }

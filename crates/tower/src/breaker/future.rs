@@ -10,7 +10,7 @@ use tidegate_core::CallOutcome;
 use super::classify::Classify;
 use super::error::BreakerOpen;
 use super::handle::BreakerPermit;
-use crate::error::BoxError;
+use crate::error::{BoxError, LayerError};
 
 pin_project! {
     /// A call that the breaker admitted or rejected.
@@ -70,20 +70,20 @@ impl<F, C> BreakerFuture<F, C> {
 impl<F, C, T, E> Future for BreakerFuture<F, C>
 where
     F: Future<Output = Result<T, E>>,
-    E: Into<BoxError>,
+    E: Into<BoxError> + 'static,
     C: Classify<T>,
 {
-    type Output = Result<T, BoxError>;
+    type Output = Result<T, LayerError>;
 
     #[inline]
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         match self.project().state.project() {
             CallStateProjection::Called { inner, permit, classifier } => {
-                let result = ready!(count_panic(Some(permit), || inner.poll(cx))).map_err(Into::into);
+                let result = ready!(count_panic(Some(permit), || inner.poll(cx))).map_err(LayerError::new);
                 permit.end(classifier.classify(result.as_ref()), || true);
                 Poll::Ready(result)
             }
-            CallStateProjection::Rejected { open } => Poll::Ready(Err((*open).into())),
+            CallStateProjection::Rejected { open } => Poll::Ready(Err(LayerError::new(*open))),
         }
     }
 }

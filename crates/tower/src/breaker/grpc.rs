@@ -15,7 +15,7 @@ use super::error::BreakerOpen;
 use super::future::count_panic;
 use super::handle::{BreakerPermit, CircuitBreaker};
 use super::service::BreakerService;
-use crate::error::{BoxError, error_outcome};
+use crate::error::{BoxError, LayerError, error_outcome};
 
 /// UNKNOWN: what a response without a status means.
 const UNKNOWN: u16 = 2;
@@ -48,14 +48,14 @@ pub struct GrpcBreakerService<S>(BreakerService<S, ()>);
 impl<S, R, B> Service<R> for GrpcBreakerService<S>
 where
     S: Service<R, Response = Response<B>>,
-    S::Error: Into<BoxError>,
+    S::Error: Into<BoxError> + 'static,
     B: Body,
 {
     type Response = Response<GrpcBreakerBody<B>>;
-    type Error = BoxError;
+    type Error = LayerError;
     type Future = GrpcBreakerFuture<S::Future>;
 
-    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), BoxError>> {
+    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), LayerError>> {
         let inner = self.0.inner.poll_ready(cx);
         self.0.ready(inner)
     }
@@ -100,17 +100,17 @@ pin_project! {
 impl<F, B, E> Future for GrpcBreakerFuture<F>
 where
     F: Future<Output = Result<Response<B>, E>>,
-    E: Into<BoxError>,
+    E: Into<BoxError> + 'static,
     B: Body,
 {
-    type Output = Result<Response<GrpcBreakerBody<B>>, BoxError>;
+    type Output = Result<Response<GrpcBreakerBody<B>>, LayerError>;
 
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let (inner, permit) = match self.project().state.project() {
             CallStateProjection::Called { inner, permit } => (inner, permit),
-            CallStateProjection::Rejected { open } => return Poll::Ready(Err((*open).into())),
+            CallStateProjection::Rejected { open } => return Poll::Ready(Err(LayerError::new(*open))),
         };
-        let result = ready!(count_panic(permit.as_mut(), || inner.poll(cx))).map_err(Into::into);
+        let result = ready!(count_panic(permit.as_mut(), || inner.poll(cx))).map_err(LayerError::new);
         let end = match &result {
             Ok(response) => end_at_head(response),
             Err(error) => Some(error_outcome(error)),

@@ -58,6 +58,14 @@ impl CircuitBreaker {
     }
 }
 
+impl Default for CircuitBreaker {
+    /// Opens after 5 failures in a row, for 30 seconds.
+    fn default() -> Self {
+        let Ok(breaker) = Self::new(BreakerConfig::default()) else { unreachable!("the default is valid") };
+        breaker
+    }
+}
+
 /// A call that the breaker admitted. Dropping it cancels the call: it counts neither as success nor as failure, and the slot
 /// of a probe becomes free.
 #[derive(Debug)]

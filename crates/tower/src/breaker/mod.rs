@@ -21,3 +21,7 @@ pub use grpc::{GrpcBreakerBody, GrpcBreakerFuture, GrpcBreakerLayer, GrpcBreaker
 pub use handle::{BreakerPermit, CircuitBreaker};
 pub use layer::BreakerLayer;
 pub use service::BreakerService;
+pub use tidegate_core::{
+    BreakerConfig, BreakerConfigError, BreakerState, BreakerStatus, CallEnd, CallOutcome, SlowCalls,
+    WindowLength,
+};

@@ -9,7 +9,7 @@ use super::classify::Classify;
 use super::error::BreakerOpen;
 use super::future::{BreakerFuture, count_panic};
 use super::handle::{BreakerPermit, CircuitBreaker};
-use crate::error::{BoxError, error_outcome};
+use crate::error::{BoxError, LayerError, error_outcome};
 
 /// A service with a circuit breaker.
 #[derive(Debug)]
@@ -55,22 +55,22 @@ impl<S, C> BreakerService<S, C> {
     /// Completes the readiness of the inner service. Its error counts as a failure of the service. While the breaker rejects
     /// calls, nothing waits.
     #[inline]
-    pub(super) fn ready<E: Into<BoxError>>(
+    pub(super) fn ready<E: Into<BoxError> + 'static>(
         &mut self,
         inner: Poll<Result<(), E>>,
-    ) -> Poll<Result<(), BoxError>> {
+    ) -> Poll<Result<(), LayerError>> {
         match inner {
             Poll::Ready(Ok(())) => {
                 self.is_unready = false;
                 Poll::Ready(Ok(()))
             }
-            Poll::Ready(Err(error)) => Poll::Ready(Err(self.failed(error.into()))),
+            Poll::Ready(Err(error)) => Poll::Ready(Err(self.failed(LayerError::new(error)))),
             Poll::Pending => self.wait(),
         }
     }
 
     #[cold]
-    fn failed(&mut self, error: BoxError) -> BoxError {
+    fn failed(&mut self, error: LayerError) -> LayerError {
         self.is_unready = false;
         if let Ok(permit) = self.breaker.try_acquire() {
             permit.record(error_outcome(&error));
@@ -79,7 +79,7 @@ impl<S, C> BreakerService<S, C> {
     }
 
     #[cold]
-    fn wait(&mut self) -> Poll<Result<(), BoxError>> {
+    fn wait(&mut self) -> Poll<Result<(), LayerError>> {
         self.is_unready = matches!(self.breaker.state(), BreakerState::Open | BreakerState::ForcedOpen);
         if self.is_unready { Poll::Ready(Ok(())) } else { Poll::Pending }
     }
@@ -88,15 +88,15 @@ impl<S, C> BreakerService<S, C> {
 impl<S, C, R> Service<R> for BreakerService<S, C>
 where
     S: Service<R>,
-    S::Error: Into<BoxError>,
+    S::Error: Into<BoxError> + 'static,
     C: Classify<S::Response> + Clone,
 {
     type Response = S::Response;
-    type Error = BoxError;
+    type Error = LayerError;
     type Future = BreakerFuture<S::Future, C>;
 
     #[inline]
-    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), BoxError>> {
+    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), LayerError>> {
         let inner = self.inner.poll_ready(cx);
         self.ready(inner)
     }

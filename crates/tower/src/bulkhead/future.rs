@@ -8,7 +8,7 @@ use tower_service::Service;
 
 use super::error::BulkheadFull;
 use super::handle::{BulkheadAcquire, BulkheadPermit};
-use crate::error::BoxError;
+use crate::error::{BoxError, LayerError};
 
 pin_project! {
     /// A call that runs, waits for a permit, or was rejected.
@@ -62,9 +62,9 @@ impl<S: Service<R>, R> BulkheadFuture<S, R> {
 impl<S, R> Future for BulkheadFuture<S, R>
 where
     S: Service<R>,
-    S::Error: Into<BoxError>,
+    S::Error: Into<BoxError> + 'static,
 {
-    type Output = Result<S::Response, BoxError>;
+    type Output = Result<S::Response, LayerError>;
 
     #[inline]
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
@@ -74,18 +74,18 @@ where
                 CallStateProjection::Called { inner, permit } => {
                     let result = ready!(inner.poll(cx));
                     *permit = None;
-                    return Poll::Ready(result.map_err(Into::into));
+                    return Poll::Ready(result.map_err(LayerError::new));
                 }
                 CallStateProjection::Waiting { acquire, call } => {
                     let permit = match ready!(Pin::new(acquire).poll(cx)) {
                         Ok(permit) => permit,
-                        Err(full) => return Poll::Ready(Err(full.into())),
+                        Err(full) => return Poll::Ready(Err(LayerError::new(full))),
                     };
                     let Some((mut service, request)) = call.take() else { return Poll::Pending };
                     let inner = service.call(request);
                     state.set(CallState::Called { inner, permit: Some(permit) });
                 }
-                CallStateProjection::Rejected { full } => return Poll::Ready(Err((*full).into())),
+                CallStateProjection::Rejected { full } => return Poll::Ready(Err(LayerError::new(*full))),
             }
         }
     }

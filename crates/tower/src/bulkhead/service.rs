@@ -7,7 +7,7 @@ use tower_service::Service;
 
 use super::future::BulkheadFuture;
 use super::handle::Bulkhead;
-use crate::error::BoxError;
+use crate::error::{BoxError, LayerError};
 
 /// A service with a bound on its calls in flight.
 #[derive(Clone, Debug)]
@@ -19,15 +19,15 @@ pub struct BulkheadService<S> {
 impl<S, R> Service<R> for BulkheadService<S>
 where
     S: Service<R> + Clone,
-    S::Error: Into<BoxError>,
+    S::Error: Into<BoxError> + 'static,
 {
     type Response = S::Response;
-    type Error = BoxError;
+    type Error = LayerError;
     type Future = BulkheadFuture<S, R>;
 
     #[inline]
-    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), BoxError>> {
-        self.inner.poll_ready(cx).map_err(Into::into)
+    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), LayerError>> {
+        self.inner.poll_ready(cx).map_err(LayerError::new)
     }
 
     #[inline]

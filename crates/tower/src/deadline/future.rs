@@ -10,7 +10,7 @@ use tokio::time::{Sleep, sleep};
 
 use super::error::DeadlineExceeded;
 use super::handle::Deadline;
-use crate::error::BoxError;
+use crate::error::{BoxError, LayerError};
 
 pin_project! {
     /// A call that ends at its deadline.
@@ -55,18 +55,18 @@ impl<F> DeadlineFuture<F> {
 impl<F, T, E> Future for DeadlineFuture<F>
 where
     F: Future<Output = Result<T, E>>,
-    E: Into<BoxError>,
+    E: Into<BoxError> + 'static,
 {
-    type Output = Result<T, BoxError>;
+    type Output = Result<T, LayerError>;
 
     #[inline]
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let mut state = self.project().state;
         match state.as_mut().project() {
-            CallStateProjection::Unbounded { inner } => return inner.poll(cx).map_err(Into::into),
+            CallStateProjection::Unbounded { inner } => return inner.poll(cx).map_err(LayerError::new),
             CallStateProjection::Bounded { inner, timer } => {
                 if let Poll::Ready(result) = inner.poll(cx) {
-                    return Poll::Ready(result.map_err(Into::into));
+                    return Poll::Ready(result.map_err(LayerError::new));
                 }
                 if timer.poll(cx).is_pending() {
                     return Poll::Pending;
@@ -76,6 +76,6 @@ where
             }
             CallStateProjection::Passed => {}
         }
-        Poll::Ready(Err(DeadlineExceeded.into()))
+        Poll::Ready(Err(LayerError::new(DeadlineExceeded)))
     }
 }

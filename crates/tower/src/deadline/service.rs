@@ -10,7 +10,7 @@ use tower_service::Service;
 
 use super::future::DeadlineFuture;
 use super::handle::Deadline;
-use crate::error::BoxError;
+use crate::error::{BoxError, LayerError};
 use crate::ready::ReadyWait;
 
 /// A server that enforces the deadlines of its requests.
@@ -25,14 +25,14 @@ pub struct DeadlineService<S> {
 impl<S, B> Service<Request<B>> for DeadlineService<S>
 where
     S: Service<Request<B>>,
-    S::Error: Into<BoxError>,
+    S::Error: Into<BoxError> + 'static,
 {
     type Response = S::Response;
-    type Error = BoxError;
+    type Error = LayerError;
     type Future = DeadlineFuture<S::Future>;
 
     #[inline]
-    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), BoxError>> {
+    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), LayerError>> {
         let inner = self.inner.poll_ready(cx);
         self.ready_wait.poll(inner, || self.max.map(Into::into), cx)
     }
@@ -79,14 +79,14 @@ pub struct OutgoingDeadlineService<S> {
 impl<S, B> Service<Request<B>> for OutgoingDeadlineService<S>
 where
     S: Service<Request<B>>,
-    S::Error: Into<BoxError>,
+    S::Error: Into<BoxError> + 'static,
 {
     type Response = S::Response;
-    type Error = BoxError;
+    type Error = LayerError;
     type Future = DeadlineFuture<S::Future>;
 
     #[inline]
-    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), BoxError>> {
+    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), LayerError>> {
         let inner = self.inner.poll_ready(cx);
         let remaining = || Some(Deadline::current()?.remaining(self.clock.now()).into());
         self.ready_wait.poll(inner, remaining, cx)

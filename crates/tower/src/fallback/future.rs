@@ -6,7 +6,7 @@ use std::task::{Context, Poll, ready};
 use pin_project_lite::pin_project;
 use tower_service::Service;
 
-use crate::error::BoxError;
+use crate::error::{BoxError, LayerError};
 
 pin_project! {
     /// A call whose error a closure may replace.
@@ -28,16 +28,16 @@ impl<I, F> FallbackFuture<I, F> {
 impl<I, F, T, E> Future for FallbackFuture<I, F>
 where
     I: Future<Output = Result<T, E>>,
-    E: Into<BoxError>,
-    F: Fn(BoxError) -> Result<T, BoxError>,
+    E: Into<BoxError> + 'static,
+    F: Fn(LayerError) -> Result<T, LayerError>,
 {
-    type Output = Result<T, BoxError>;
+    type Output = Result<T, LayerError>;
 
     #[inline]
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let this = self.project();
         let result = ready!(this.inner.poll(cx));
-        Poll::Ready(result.or_else(|error| (this.respond)(error.into())))
+        Poll::Ready(result.or_else(|error| (this.respond)(LayerError::new(error))))
     }
 }
 
@@ -50,7 +50,7 @@ pin_project! {
     {
         #[pin]
         state: CallState<I, T::Future>,
-        // `None` once the secondary service is called.
+        // The secondary service and a copy of the request. `None` if there is no copy, and once the service is called.
         secondary: Option<(T, R)>,
         when: W,
     }
@@ -72,20 +72,20 @@ pin_project! {
 }
 
 impl<I, T: Service<R>, W, R> FallbackServiceFuture<I, T, W, R> {
-    pub(super) fn new(inner: I, secondary: T, request: R, when: W) -> Self {
-        Self { state: CallState::Primary { inner }, secondary: Some((secondary, request)), when }
+    pub(super) fn new(inner: I, secondary: Option<(T, R)>, when: W) -> Self {
+        Self { state: CallState::Primary { inner }, secondary, when }
     }
 }
 
 impl<I, T, W, R, E> Future for FallbackServiceFuture<I, T, W, R>
 where
     I: Future<Output = Result<T::Response, E>>,
-    E: Into<BoxError>,
+    E: Into<BoxError> + 'static,
     T: Service<R>,
-    T::Error: Into<BoxError>,
-    W: Fn(&BoxError) -> bool,
+    T::Error: Into<BoxError> + 'static,
+    W: Fn(&LayerError) -> bool,
 {
-    type Output = Result<T::Response, BoxError>;
+    type Output = Result<T::Response, LayerError>;
 
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let mut this = self.project();
@@ -94,9 +94,9 @@ where
                 CallStateProjection::Primary { inner } => {
                     let error = match ready!(inner.poll(cx)) {
                         Ok(response) => return Poll::Ready(Ok(response)),
-                        Err(error) => error.into(),
+                        Err(error) => LayerError::new(error),
                     };
-                    if !(this.when)(&error) {
+                    if this.secondary.is_none() || !(this.when)(&error) {
                         return Poll::Ready(Err(error));
                     }
                     // The first call ends here: it gives back what it holds before the second one starts.
@@ -105,7 +105,7 @@ where
                 CallStateProjection::NotReady => {
                     let Some((service, _)) = this.secondary else { return Poll::Pending };
                     if let Err(error) = ready!(service.poll_ready(cx)) {
-                        return Poll::Ready(Err(error.into()));
+                        return Poll::Ready(Err(LayerError::new(error)));
                     }
                     let Some((mut service, request)) = this.secondary.take() else { return Poll::Pending };
                     #[cfg(any(feature = "policy", feature = "rate_limit"))]
@@ -113,7 +113,7 @@ where
                     let inner = service.call(request);
                     this.state.set(CallState::Secondary { inner });
                 }
-                CallStateProjection::Secondary { inner } => return inner.poll(cx).map_err(Into::into),
+                CallStateProjection::Secondary { inner } => return inner.poll(cx).map_err(LayerError::new),
             }
         }
     }

@@ -10,3 +10,5 @@ mod service;
 pub use future::{FallbackFuture, FallbackServiceFuture};
 pub use layer::{FallbackLayer, FallbackServiceLayer};
 pub use service::{FallbackService, SecondaryService};
+
+pub use crate::clone_request::{CloneBody, CloneRequest};

@@ -5,7 +5,8 @@ use std::task::{Context, Poll};
 use tower_service::Service;
 
 use super::future::{FallbackFuture, FallbackServiceFuture};
-use crate::error::BoxError;
+use crate::clone_request::CloneRequest;
+use crate::error::{BoxError, LayerError};
 
 /// A service whose errors a closure may replace.
 #[derive(Clone, Debug)]
@@ -17,16 +18,16 @@ pub struct FallbackService<S, F> {
 impl<S, F, R> Service<R> for FallbackService<S, F>
 where
     S: Service<R>,
-    S::Error: Into<BoxError>,
-    F: Fn(BoxError) -> Result<S::Response, BoxError> + Clone,
+    S::Error: Into<BoxError> + 'static,
+    F: Fn(LayerError) -> Result<S::Response, LayerError> + Clone,
 {
     type Response = S::Response;
-    type Error = BoxError;
+    type Error = LayerError;
     type Future = FallbackFuture<S::Future, F>;
 
     #[inline]
-    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), BoxError>> {
-        self.inner.poll_ready(cx).map_err(Into::into)
+    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), LayerError>> {
+        self.inner.poll_ready(cx).map_err(LayerError::new)
     }
 
     #[inline]
@@ -37,34 +38,36 @@ where
 
 /// A service with another one for the requests that it rejects.
 #[derive(Clone, Debug)]
-pub struct SecondaryService<S, T, W> {
+pub struct SecondaryService<S, T, W, C> {
     pub(super) primary: S,
     pub(super) secondary: T,
     pub(super) when: W,
+    pub(super) copy: C,
 }
 
-impl<S, T, W, R> Service<R> for SecondaryService<S, T, W>
+impl<S, T, W, C, R> Service<R> for SecondaryService<S, T, W, C>
 where
     S: Service<R>,
-    S::Error: Into<BoxError>,
+    S::Error: Into<BoxError> + 'static,
     T: Service<R, Response = S::Response> + Clone,
-    T::Error: Into<BoxError>,
-    W: Fn(&BoxError) -> bool + Clone,
-    R: Clone,
+    T::Error: Into<BoxError> + 'static,
+    W: Fn(&LayerError) -> bool + Clone,
+    C: CloneRequest<R>,
 {
     type Response = S::Response;
-    type Error = BoxError;
+    type Error = LayerError;
     type Future = FallbackServiceFuture<S::Future, T, W, R>;
 
     /// Only the primary service must be ready; the future waits for the secondary one.
     #[inline]
-    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), BoxError>> {
-        self.primary.poll_ready(cx).map_err(Into::into)
+    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), LayerError>> {
+        self.primary.poll_ready(cx).map_err(LayerError::new)
     }
 
     #[inline]
     fn call(&mut self, request: R) -> Self::Future {
-        let primary = self.primary.call(request.clone());
-        FallbackServiceFuture::new(primary, self.secondary.clone(), request, self.when.clone())
+        let copy = self.copy.clone_request(&request);
+        let secondary = copy.map(|copy| (self.secondary.clone(), copy));
+        FallbackServiceFuture::new(self.primary.call(request), secondary, self.when.clone())
     }
 }

@@ -8,7 +8,7 @@ use pin_project_lite::pin_project;
 use super::error::Overload;
 use super::handle::LoadShedPermit;
 use super::measure::MeasureLatency;
-use crate::error::BoxError;
+use crate::error::{BoxError, LayerError};
 
 pin_project! {
     /// A call that was admitted or rejected.
@@ -50,16 +50,16 @@ impl<F, M> LoadShedFuture<F, M> {
 impl<F, M, T, E> Future for LoadShedFuture<F, M>
 where
     F: Future<Output = Result<T, E>>,
-    E: Into<BoxError>,
+    E: Into<BoxError> + 'static,
     M: MeasureLatency<T>,
 {
-    type Output = Result<T, BoxError>;
+    type Output = Result<T, LayerError>;
 
     #[inline]
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         match self.project().state.project() {
             CallStateProjection::Called { inner, permit, measure } => {
-                let result = ready!(inner.poll(cx)).map_err(Into::into);
+                let result = ready!(inner.poll(cx)).map_err(LayerError::new);
                 let permit = permit.take();
                 // A call that failed or that an inner layer rejected took no time; it would make the service look fast.
                 let is_measured = match &result {
@@ -71,13 +71,13 @@ where
                 }
                 Poll::Ready(result)
             }
-            CallStateProjection::Rejected { overload } => Poll::Ready(Err((*overload).into())),
+            CallStateProjection::Rejected { overload } => Poll::Ready(Err(LayerError::new(*overload))),
         }
     }
 }
 
 /// Whether the service took longer than a timeout layer allows.
-fn is_timeout(error: &BoxError) -> bool {
+fn is_timeout(error: &LayerError) -> bool {
     #[cfg(feature = "timeout")]
     if crate::error::find_cause::<crate::timeout::AttemptTimeout>(error).is_some() {
         return true;

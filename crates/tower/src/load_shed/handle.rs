@@ -57,6 +57,14 @@ impl LoadShedder {
     }
 }
 
+impl Default for LoadShedder {
+    /// A limit that starts at 20 calls in flight.
+    fn default() -> Self {
+        let Ok(shedder) = Self::new(AdaptiveConfig::default()) else { unreachable!("the default is valid") };
+        shedder
+    }
+}
+
 /// A call in flight. Dropping it ends the call; only [`Self::record`] makes its latency count.
 #[derive(Debug)]
 #[must_use = "a dropped permit ends the call"]

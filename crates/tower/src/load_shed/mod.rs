@@ -17,3 +17,4 @@ pub use handle::{LoadShedPermit, LoadShedder, criticality};
 pub use layer::{ByCriticalityHeader, FindCriticality, LoadShedLayer};
 pub use measure::{MeasureLatency, SuccessfulResponses};
 pub use service::LoadShedService;
+pub use tidegate_core::{AdaptiveConfig, AdaptiveConfigError, AdaptiveLimit, Criticality};

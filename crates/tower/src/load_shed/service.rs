@@ -8,7 +8,7 @@ use super::future::LoadShedFuture;
 use super::handle::LoadShedder;
 use super::layer::FindCriticality;
 use super::measure::MeasureLatency;
-use crate::error::BoxError;
+use crate::error::{BoxError, LayerError};
 
 /// A service that rejects requests when it is overloaded.
 #[derive(Clone, Debug)]
@@ -22,17 +22,17 @@ pub struct LoadShedService<S, C, M> {
 impl<S, C, M, R> Service<R> for LoadShedService<S, C, M>
 where
     S: Service<R>,
-    S::Error: Into<BoxError>,
+    S::Error: Into<BoxError> + 'static,
     C: FindCriticality<R>,
     M: MeasureLatency<S::Response> + Clone,
 {
     type Response = S::Response;
-    type Error = BoxError;
+    type Error = LayerError;
     type Future = LoadShedFuture<S::Future, M>;
 
     #[inline]
-    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), BoxError>> {
-        self.inner.poll_ready(cx).map_err(Into::into)
+    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), LayerError>> {
+        self.inner.poll_ready(cx).map_err(LayerError::new)
     }
 
     #[inline]

@@ -10,13 +10,14 @@ use tidegate_limiter::Charge;
 use tower_service::Service;
 
 use super::check::{AdmittedCall, PolicyVerdict};
-use crate::error::{BoxError, is_rejection};
+use crate::address::MissingConnectInfo;
+use crate::error::{BoxError, LayerError, is_rejection};
 use crate::served::{HandlerMark, ServedCall};
 
 /// The check of a request. Its type cannot be named, because it borrows the policy.
 type PendingCheck<B, T> = Pin<Box<dyn Future<Output = PolicyVerdict<B, T>> + Send>>;
 /// A result whose charge is being settled.
-type PendingSettlement<T> = Pin<Box<dyn Future<Output = Result<Response<T>, BoxError>> + Send>>;
+type PendingSettlement<T> = Pin<Box<dyn Future<Output = Result<Response<T>, LayerError>> + Send>>;
 
 pin_project! {
     /// A call that is checked, served and settled.
@@ -50,6 +51,10 @@ pin_project! {
         Settling {
             settlement: PendingSettlement<T>,
         },
+        // The client is unknown.
+        Failed {
+            missing: MissingConnectInfo,
+        },
     }
 }
 
@@ -61,14 +66,18 @@ where
         let state = CallState::Unchecked { check, ready: Some(ready) };
         Self { state, served: ServedCall::new(mark) }
     }
+
+    pub(super) fn failed(missing: MissingConnectInfo) -> Self {
+        Self { state: CallState::Failed { missing }, served: ServedCall::new(None) }
+    }
 }
 
 /// Completes a result: headers, refund, settlement.
 fn complete<T: Send + 'static>(
     AdmittedCall { mut headers, charge, .. }: AdmittedCall,
-    mut result: Result<Response<T>, BoxError>,
+    mut result: Result<Response<T>, LayerError>,
     served: &ServedCall,
-) -> Result<Result<Response<T>, BoxError>, PendingSettlement<T>> {
+) -> Result<Result<Response<T>, LayerError>, PendingSettlement<T>> {
     if let Ok(response) = &mut result
         && !is_rejected_by_upstream(response.status(), response.headers())
     {
@@ -92,10 +101,10 @@ fn complete<T: Send + 'static>(
 impl<S, B, T> Future for PolicyFuture<S, B, T>
 where
     S: Service<Request<B>, Response = Response<T>>,
-    S::Error: Into<BoxError>,
+    S::Error: Into<BoxError> + 'static,
     T: Send + 'static,
 {
-    type Output = Result<Response<T>, BoxError>;
+    type Output = Result<Response<T>, LayerError>;
 
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let mut this = self.project();
@@ -112,7 +121,7 @@ where
                     this.state.set(CallState::Called { inner, admitted: Some(admitted) });
                 }
                 CallStateProjection::Called { inner, admitted } => {
-                    let result = ready!(this.served.observe(|| inner.poll(cx))).map_err(Into::into);
+                    let result = ready!(this.served.observe(|| inner.poll(cx))).map_err(LayerError::new);
                     let Some(admitted) = admitted.take() else { return Poll::Pending };
                     match complete(admitted, result, this.served) {
                         Ok(result) => return Poll::Ready(result),
@@ -120,6 +129,9 @@ where
                     }
                 }
                 CallStateProjection::Settling { settlement } => return settlement.as_mut().poll(cx),
+                CallStateProjection::Failed { missing } => {
+                    return Poll::Ready(Err(LayerError::new(*missing)));
+                }
             }
         }
     }

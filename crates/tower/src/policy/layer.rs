@@ -7,6 +7,7 @@ use tidegate_limiter::Limiter;
 use tower_layer::Layer;
 
 use super::service::PolicyService;
+use crate::address::ConnectInfoAddress;
 use crate::served::{HandlerMark, NothingRefunded, Refunded, ServedService};
 
 /// Applies a policy to an HTTP service.
@@ -14,6 +15,13 @@ pub struct PolicyLayer<D, F, L = NothingRefunded> {
     limiter: Arc<Limiter<D>>,
     peer: F,
     layers: L,
+}
+
+impl<D> PolicyLayer<D, ConnectInfoAddress> {
+    /// Takes the [address of the connection](ConnectInfoAddress) from the server. The policy says which proxies to trust.
+    pub fn connect_info(limiter: Arc<Limiter<D>>) -> Self {
+        Self::new(limiter, ConnectInfoAddress)
+    }
 }
 
 impl<D, F> PolicyLayer<D, F> {

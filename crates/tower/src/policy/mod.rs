@@ -16,3 +16,5 @@ mod service;
 pub use future::PolicyFuture;
 pub use layer::PolicyLayer;
 pub use service::PolicyService;
+pub use tidegate_limiter::Limiter;
+pub use tidegate_policy::{ActivePolicy, CompiledPolicy, FileError, Files, NoFiles, Problems, compile};

@@ -14,7 +14,8 @@ use tower_service::Service;
 
 use super::check::check;
 use super::future::PolicyFuture;
-use crate::error::BoxError;
+use crate::address::FindAddress;
+use crate::error::{BoxError, LayerError};
 use crate::served::HandlerMark;
 
 /// An HTTP service under a policy.
@@ -42,22 +43,25 @@ impl<S, D, F> fmt::Debug for PolicyService<S, D, F> {
 impl<S, D, F, B, T> Service<Request<B>> for PolicyService<S, D, F>
 where
     S: Service<Request<B>, Response = Response<T>> + Clone,
-    S::Error: Into<BoxError>,
+    S::Error: Into<BoxError> + 'static,
     D: Store + 'static,
-    F: Fn(&Request<B>) -> Option<IpAddr>,
+    F: FindAddress<Request<B>>,
     B: Body + Send + 'static,
     T: From<Vec<u8>> + Send + 'static,
 {
     type Response = Response<T>;
-    type Error = BoxError;
+    type Error = LayerError;
     type Future = PolicyFuture<S, B, T>;
 
-    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), BoxError>> {
-        self.inner.poll_ready(cx).map_err(Into::into)
+    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), LayerError>> {
+        self.inner.poll_ready(cx).map_err(LayerError::new)
     }
 
     fn call(&mut self, request: Request<B>) -> Self::Future {
-        let peer = (self.peer)(&request).unwrap_or(IpAddr::V4(Ipv4Addr::UNSPECIFIED));
+        let peer = match self.peer.address(&request) {
+            Ok(peer) => peer.unwrap_or(IpAddr::V4(Ipv4Addr::UNSPECIFIED)),
+            Err(missing) => return PolicyFuture::failed(missing),
+        };
         // The future takes the service that is ready; a clone need not be.
         let clone = self.inner.clone();
         let ready = mem::replace(&mut self.inner, clone);

@@ -1,12 +1,15 @@
 //! Which client a request is counted for.
 
-use std::net::{IpAddr, SocketAddr};
+use std::net::IpAddr;
 
-use http::Request;
 use http::header::HeaderName;
+use http::{HeaderValue, Request};
+
+use crate::address::{ConnectInfoAddress, FindAddress, MissingConnectInfo};
 
 /// The bytes that identify a client.
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub enum ClientKey<'r> {
     /// A part of the request.
     Bytes(&'r [u8]),
@@ -41,10 +44,46 @@ impl ClientKey<'_> {
     }
 }
 
+impl<'r> From<&'r [u8]> for ClientKey<'r> {
+    fn from(bytes: &'r [u8]) -> Self {
+        Self::Bytes(bytes)
+    }
+}
+
+impl<'r> From<&'r str> for ClientKey<'r> {
+    fn from(text: &'r str) -> Self {
+        Self::Bytes(text.as_bytes())
+    }
+}
+
+impl<'r> From<&'r HeaderValue> for ClientKey<'r> {
+    /// The value without the whitespace around it, which HTTP/2 keeps.
+    fn from(value: &'r HeaderValue) -> Self {
+        Self::Bytes(value.as_bytes().trim_ascii())
+    }
+}
+
+impl From<String> for ClientKey<'_> {
+    fn from(text: String) -> Self {
+        Self::Owned(text.into_bytes())
+    }
+}
+
+impl From<IpAddr> for ClientKey<'_> {
+    fn from(address: IpAddr) -> Self {
+        Self::Address(address)
+    }
+}
+
 /// Finds the client of a request.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` does not find the client of a `{R}`",
+    note = "wrap a closure that borrows from the request: `ByKey::new(|request: &Request<_>| …)`"
+)]
 pub trait FindClient<R> {
-    /// The client. All requests for which this is `None` share one counter: omitting an identification never avoids a limit.
-    fn client<'r>(&self, request: &'r R) -> Option<ClientKey<'r>>;
+    /// The client. All requests for which this is `None` share one counter: omitting an identification never avoids a limit. An
+    /// error fails the call: the server is set up wrongly.
+    fn client<'r>(&self, request: &'r R) -> Result<Option<ClientKey<'r>>, MissingConnectInfo>;
 }
 
 /// Counts clients by a header, such as an API key, without the whitespace around it. The value must be verified by a layer further
@@ -54,29 +93,28 @@ pub trait FindClient<R> {
 pub struct ByHeader(HeaderName);
 
 impl ByHeader {
-    /// Counts clients by the header `name`.
-    pub fn new(name: HeaderName) -> Self {
-        Self(name)
+    /// Counts clients by the header `name`: a [`HeaderName`], or text such as `"X-API-Key"`, which may be invalid.
+    pub fn new<N: TryInto<HeaderName>>(name: N) -> Result<Self, N::Error> {
+        name.try_into().map(Self)
     }
 }
 
 impl<B> FindClient<Request<B>> for ByHeader {
     #[expect(clippy::inline_always, reason = "a result that is not inlined goes through memory")]
     #[inline(always)]
-    fn client<'r>(&self, request: &'r Request<B>) -> Option<ClientKey<'r>> {
+    fn client<'r>(&self, request: &'r Request<B>) -> Result<Option<ClientKey<'r>>, MissingConnectInfo> {
         let mut values = request.headers().get_all(&self.0).iter();
-        let value = values.next()?;
-        // HTTP/2 keeps whitespace around values.
-        values.next().is_none().then(|| ClientKey::Bytes(value.as_bytes().trim_ascii()))
+        let Some(value) = values.next() else { return Ok(None) };
+        Ok(values.next().is_none().then(|| value.into()))
     }
 }
 
-/// Counts clients by the address that a closure finds; IPv6 addresses by their first 64 bits.
-#[derive(Clone, Debug)]
+/// Counts clients by address; IPv6 addresses by their first 64 bits.
+#[derive(Clone, Copy, Debug)]
 pub struct ByAddress<F>(F);
 
 impl<F> ByAddress<F> {
-    /// `find` is `Fn(&Request) -> Option<IpAddr>`.
+    /// `find` is `Fn(&Request) -> Option<IpAddr>`: behind a proxy, a header that the proxy sets and no client can set.
     pub fn new<R>(find: F) -> Self
     where
         F: Fn(&R) -> Option<IpAddr>,
@@ -85,17 +123,51 @@ impl<F> ByAddress<F> {
     }
 }
 
-impl<B> ByAddress<fn(&Request<B>) -> Option<IpAddr>> {
-    /// Counts by the [`SocketAddr`] in the extensions of the request.
-    pub fn of_extension() -> Self {
-        Self(|request| request.extensions().get::<SocketAddr>().map(SocketAddr::ip))
+impl ByAddress<ConnectInfoAddress> {
+    /// Counts by the [address of the connection](ConnectInfoAddress). A request without one fails with [`MissingConnectInfo`].
+    #[doc(alias = "of_extension")]
+    pub fn connect_info() -> Self {
+        Self(ConnectInfoAddress)
     }
 }
 
-impl<R, F: Fn(&R) -> Option<IpAddr>> FindClient<R> for ByAddress<F> {
+impl<R, F: FindAddress<R>> FindClient<R> for ByAddress<F> {
     #[inline]
-    fn client<'r>(&self, request: &'r R) -> Option<ClientKey<'r>> {
-        (self.0)(request).map(ClientKey::Address)
+    fn client<'r>(&self, request: &'r R) -> Result<Option<ClientKey<'r>>, MissingConnectInfo> {
+        Ok(self.0.address(request)?.map(ClientKey::Address))
+    }
+}
+
+/// Counts clients by the key that a closure finds.
+///
+/// ```
+/// use http::Request;
+/// use tidegate_tower::rate_limit::{ByKey, ClientKey};
+///
+/// // Verified by a layer further out.
+/// let by_tenant = ByKey::new(|request: &Request<String>| request.headers().get("x-tenant").map(ClientKey::from));
+/// # let _ = by_tenant;
+/// ```
+#[derive(Clone, Copy, Debug)]
+pub struct ByKey<F>(F);
+
+impl<F> ByKey<F> {
+    /// `find` is `Fn(&Request) -> Option<ClientKey>`; the key may borrow from the request.
+    pub fn new<R>(find: F) -> Self
+    where
+        F: for<'r> Fn(&'r R) -> Option<ClientKey<'r>>,
+    {
+        Self(find)
+    }
+}
+
+impl<R, F> FindClient<R> for ByKey<F>
+where
+    F: for<'r> Fn(&'r R) -> Option<ClientKey<'r>>,
+{
+    #[inline]
+    fn client<'r>(&self, request: &'r R) -> Result<Option<ClientKey<'r>>, MissingConnectInfo> {
+        Ok((self.0)(request))
     }
 }
 
@@ -105,19 +177,8 @@ pub struct OneCounter;
 
 impl<R> FindClient<R> for OneCounter {
     #[inline]
-    fn client<'r>(&self, _request: &'r R) -> Option<ClientKey<'r>> {
-        None
-    }
-}
-
-/// Closures find the client too: `fn(&Request) -> Option<ClientKey>`.
-impl<R, F> FindClient<R> for F
-where
-    F: for<'r> Fn(&'r R) -> Option<ClientKey<'r>>,
-{
-    #[inline]
-    fn client<'r>(&self, request: &'r R) -> Option<ClientKey<'r>> {
-        self(request)
+    fn client<'r>(&self, _request: &'r R) -> Result<Option<ClientKey<'r>>, MissingConnectInfo> {
+        Ok(None)
     }
 }
 
@@ -147,21 +208,12 @@ mod tests {
             for value in values {
                 request.headers_mut().append("x-api-key", HeaderValue::from_static(value));
             }
-            let client = ByHeader::new(HeaderName::from_static("x-api-key"));
-            client.client(&request).map(|key| bytes(&key))
+            let client = ByHeader::new("X-API-Key").unwrap();
+            client.client(&request).unwrap().map(|key| bytes(&key))
         };
         assert_eq!(key(&["a"]), Some(b"a".to_vec()));
         assert_eq!(key(&[" a\t"]), key(&["a"]));
         assert_ne!(key(&["b"]), key(&["a"]));
         assert_eq!((key(&["invented", "a"]), key(&["a", "a"]), key(&[])), (None, None, None));
-    }
-
-    #[test]
-    fn client_address_of_an_extension_is_found_and_mapped_addresses_are_ipv4() {
-        let mut request = Request::new(());
-        let find = ByAddress::of_extension();
-        assert!(find.client(&request).is_none());
-        request.extensions_mut().insert(SocketAddr::from(([0, 0, 0, 0, 0, 0xffff, 0xc000, 0x0201], 80)));
-        assert_eq!(bytes(&find.client(&request).unwrap()), [192, 0, 2, 1]);
     }
 }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use smallvec::SmallVec;
 use thiserror::Error;
-use tidegate_core::{LimitReport, TimeSpan, Timestamp};
+use tidegate_core::{LimitError, LimitReport, TimeSpan, Timestamp};
 use tidegate_store::StoreError;
 
 /// Why limits cannot be applied.
@@ -17,6 +17,9 @@ pub enum RateLimiterError {
         /// The name.
         name: Arc<str>,
     },
+    /// A limit is invalid.
+    #[error(transparent)]
+    Limit(#[from] LimitError),
     /// The store cannot keep these limits.
     #[error(transparent)]
     Store(#[from] StoreError),

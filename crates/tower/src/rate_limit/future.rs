@@ -13,7 +13,8 @@ use super::handle::{ClientBytes, OnStoreFailure, RateLimiter};
 use super::kept_decision::KeptDecision;
 use super::report::RateLimitReport;
 use super::respond::RespondToLimit;
-use crate::error::{BoxError, is_rejection};
+use crate::address::MissingConnectInfo;
+use crate::error::{BoxError, LayerError, is_rejection};
 use crate::served::{HandlerMark, ServedCall};
 
 /// The decision about a request. Dropping it refunds what was charged.
@@ -47,7 +48,7 @@ impl<D: Store + 'static> LimitCharge<D> {
     }
 
     /// Tells the client about the limits in the response of an admitted request.
-    fn complete<T, P: RespondToLimit<T>>(&mut self, result: &mut Result<T, BoxError>, respond: &P) {
+    fn complete<T, P: RespondToLimit<T>>(&mut self, result: &mut Result<T, LayerError>, respond: &P) {
         match result {
             Ok(response) if P::COMPLETES => {
                 let rules = self.limiter.rules();
@@ -61,13 +62,15 @@ impl<D: Store + 'static> LimitCharge<D> {
     }
 
     /// The result of a request that is rejected.
-    pub(super) fn reject<T>(&self, respond: &impl RespondToLimit<T>) -> Result<T, BoxError> {
+    pub(super) fn reject<T>(&self, respond: &impl RespondToLimit<T>) -> Result<T, LayerError> {
         let rules = self.limiter.rules();
         self.decision.with(|decision| {
             let report = RateLimitReport { decision, rules };
             match report.rejection(&self.client) {
                 Some(rejection) => respond.reject(rejection, report),
-                None => Err(StoreError::Protocol { reason: "a rejection without a limit".to_owned() }.into()),
+                None => Err(LayerError::new(StoreError::Protocol {
+                    reason: "a rejection without a limit".to_owned(),
+                })),
             }
         })
     }
@@ -171,7 +174,7 @@ pin_project! {
         },
         Rejected {
             // `None` once it is returned.
-            result: Option<Result<S::Response, BoxError>>,
+            result: Option<Result<S::Response, LayerError>>,
         },
     }
 }
@@ -186,6 +189,12 @@ where
     #[inline]
     pub(super) fn stateful(state: BoxCallState<S, R, D, P>) -> Self {
         Self { path: CallPath::Stateful { state } }
+    }
+
+    /// A call whose client is unknown.
+    #[cold]
+    pub(super) fn failed(missing: MissingConnectInfo) -> Self {
+        Self::stateful(Box::pin(CallState::rejected(Err(LayerError::new(missing)))))
     }
 
     /// An admitted call without a charge.
@@ -232,7 +241,7 @@ where
         Self::Uncharged { inner, served }
     }
 
-    pub(super) fn rejected(result: Result<S::Response, BoxError>) -> Self {
+    pub(super) fn rejected(result: Result<S::Response, LayerError>) -> Self {
         Self::Rejected { result: Some(result) }
     }
 
@@ -257,24 +266,25 @@ where
         let WaitingCall { mark, mut ready, request, .. } = call;
         match limiter.on_store_failure() {
             OnStoreFailure::Allow => Self::uncharged(mark, &mut ready, request),
-            OnStoreFailure::Deny => Self::rejected(Err(error.into())),
+            OnStoreFailure::Deny => Self::rejected(Err(LayerError::new(error))),
         }
     }
 
-    fn poll_result(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Result<S::Response, BoxError>>
+    fn poll_result(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Result<S::Response, LayerError>>
     where
-        S::Error: Into<BoxError>,
+        S::Error: Into<BoxError> + 'static,
         P: RespondToLimit<S::Response>,
     {
         loop {
             let next = match self.as_mut().project() {
                 CallStateProjection::Admitted { inner, charge, respond } => {
-                    let mut result = ready!(charge.served.observe(|| inner.poll(cx))).map_err(Into::into);
+                    let mut result =
+                        ready!(charge.served.observe(|| inner.poll(cx))).map_err(LayerError::new);
                     charge.complete(&mut result, respond);
                     return Poll::Ready(result);
                 }
                 CallStateProjection::Uncharged { inner, served } => {
-                    return served.observe(|| inner.poll(cx)).map_err(Into::into);
+                    return served.observe(|| inner.poll(cx)).map_err(LayerError::new);
                 }
                 CallStateProjection::Undecided { decision, limiter, call } => {
                     let (client, decision) = ready!(decision.as_mut().poll(cx));
@@ -304,16 +314,16 @@ where
 impl<S, R, D, P> Future for RateLimitFuture<S, R, D, P>
 where
     S: Service<R>,
-    S::Error: Into<BoxError>,
+    S::Error: Into<BoxError> + 'static,
     D: Store + 'static,
     P: RespondToLimit<S::Response>,
 {
-    type Output = Result<S::Response, BoxError>;
+    type Output = Result<S::Response, LayerError>;
 
     #[inline]
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         match self.project().path.project() {
-            CallPathProjection::Direct { inner } => inner.poll(cx).map_err(Into::into),
+            CallPathProjection::Direct { inner } => inner.poll(cx).map_err(LayerError::new),
             CallPathProjection::Stateful { state } => state.as_mut().poll_result(cx),
         }
     }

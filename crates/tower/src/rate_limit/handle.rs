@@ -7,7 +7,7 @@ use std::sync::Arc;
 use smallvec::SmallVec;
 use tidegate_core::{Algorithm, Check, CounterKey, Decision, Limit, LimitError, RuleId, Spec, TimeSpan};
 use tidegate_headers::Quota;
-use tidegate_store::{Clock, RetainedLimits, Store, StoreError};
+use tidegate_store::{Clock, MemoryStore, RetainedLimits, Store, StoreError};
 
 use super::error::RateLimiterError;
 use crate::clock::system_clock;
@@ -35,13 +35,14 @@ impl RateLimitRule {
     }
 
     /// `requests` in each `window`, by a sliding window counter.
-    pub fn per_window(name: &str, requests: u64, window: TimeSpan) -> Result<Self, LimitError> {
-        Self::new(name, Algorithm::SlidingCounter, Spec::new(requests, window))
+    pub fn per_window(name: &str, requests: u64, window: impl Into<TimeSpan>) -> Result<Self, LimitError> {
+        Self::new(name, Algorithm::SlidingCounter, Spec::new(requests, window.into()))
     }
 }
 
 /// What to do with a request if the store fails.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum OnStoreFailure {
     /// Fail with the [`StoreError`], which becomes 503.
     #[default]
@@ -68,6 +69,18 @@ pub(super) type ClientBytes = SmallVec<[u8; 40]>;
 
 /// More limits than this need an allocation per request.
 type Checks<'a> = SmallVec<[Check<'a>; 4]>;
+
+impl RateLimiter<MemoryStore> {
+    /// The clients whose counters [`Self::in_memory`] keeps apart. Beyond them, new clients share counters: they are still limited.
+    pub const CLIENTS_IN_MEMORY: usize = 100_000;
+
+    /// One limit for each client, `requests` in each `window`, with its counters in this process: see
+    /// [`RateLimitRule::per_window`]. For other limits and stores there is [`Self::new`].
+    pub fn in_memory(requests: u64, window: impl Into<TimeSpan>) -> Result<Self, RateLimiterError> {
+        let store = MemoryStore::with_cap(MemoryStore::cap_for(Self::CLIENTS_IN_MEMORY));
+        Self::new(vec![RateLimitRule::per_window("default", requests, window)?], Arc::new(store))
+    }
+}
 
 impl<S: Store> RateLimiter<S> {
     /// Limits that use the [system clock](system_clock). All of them apply to every request; it is admitted if all admit it. Their

@@ -49,7 +49,7 @@ impl<D, K, P, L> RateLimitLayer<D, K, P, L> {
     /// # use tidegate_tower::load_shed::{LoadShedLayer, LoadShedder};
     /// # use tidegate_tower::rate_limit::{OneCounter, RateLimitLayer, RateLimiter};
     /// # use tower::ServiceBuilder;
-    /// # fn layer<D: Store>(limiter: RateLimiter<D>) -> Result<(), tidegate_tower::BoxError> {
+    /// # fn layer<D: Store>(limiter: RateLimiter<D>) -> Result<(), tidegate_tower::LayerError> {
     /// let inner = ServiceBuilder::new().layer(LoadShedLayer::new(LoadShedder::new(AdaptiveConfig::default())?));
     /// let layer = RateLimitLayer::new(limiter, OneCounter).around(inner.into_inner());
     /// # let _ = layer;

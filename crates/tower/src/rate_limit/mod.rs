@@ -18,7 +18,7 @@ mod respond;
 mod respond_grpc;
 mod service;
 
-pub use client::{ByAddress, ByHeader, ClientKey, FindClient, OneCounter};
+pub use client::{ByAddress, ByHeader, ByKey, ClientKey, FindClient, OneCounter};
 pub use error::{RateLimited, RateLimiterError};
 pub use future::RateLimitFuture;
 pub use handle::{OnStoreFailure, RateLimitRule, RateLimiter};
@@ -27,3 +27,5 @@ pub use report::RateLimitReport;
 pub use respond::{RejectWithError, RespondHttp, RespondToLimit};
 pub use respond_grpc::RespondGrpc;
 pub use service::RateLimitService;
+pub use tidegate_core::{Algorithm, Decision, LimitError, Spec, Verdict};
+pub use tidegate_store::{MemoryStore, Store, StoreError};

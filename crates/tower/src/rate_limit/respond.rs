@@ -10,7 +10,7 @@ use tidegate_headers::{
 
 use super::error::RateLimited;
 use super::report::RateLimitReport;
-use crate::error::BoxError;
+use crate::error::LayerError;
 use crate::response::rate_limited_response;
 
 /// Completes the responses of a limited service.
@@ -22,7 +22,7 @@ pub trait RespondToLimit<T> {
     fn complete(&self, response: &mut T, report: RateLimitReport<'_>);
 
     /// The result of a rejected request.
-    fn reject(&self, rejection: RateLimited, report: RateLimitReport<'_>) -> Result<T, BoxError>;
+    fn reject(&self, rejection: RateLimited, report: RateLimitReport<'_>) -> Result<T, LayerError>;
 }
 
 /// A rejection is the error [`RateLimited`]; responses are not changed.
@@ -34,8 +34,8 @@ impl<T> RespondToLimit<T> for RejectWithError {
 
     fn complete(&self, _response: &mut T, _report: RateLimitReport<'_>) {}
 
-    fn reject(&self, rejection: RateLimited, _report: RateLimitReport<'_>) -> Result<T, BoxError> {
-        Err(rejection.into())
+    fn reject(&self, rejection: RateLimited, _report: RateLimitReport<'_>) -> Result<T, LayerError> {
+        Err(LayerError::new(rejection))
     }
 }
 
@@ -92,7 +92,7 @@ impl<B: From<Vec<u8>>> RespondToLimit<Response<B>> for RespondHttp {
         }
     }
 
-    fn reject(&self, rejection: RateLimited, report: RateLimitReport<'_>) -> Result<Response<B>, BoxError> {
+    fn reject(&self, rejection: RateLimited, report: RateLimitReport<'_>) -> Result<Response<B>, LayerError> {
         let mut response = rate_limited_response(&rejection, self.body, &self.headers);
         self.write(&mut response, report);
         Ok(response)

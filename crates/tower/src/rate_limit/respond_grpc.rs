@@ -6,8 +6,8 @@ use tidegate_headers::HeaderStyle;
 use super::error::RateLimited;
 use super::report::RateLimitReport;
 use super::respond::{RespondHttp, RespondToLimit};
-use crate::error::BoxError;
-use crate::grpc::grpc_response;
+use crate::error::LayerError;
+use crate::response::grpc_response;
 
 /// Responses get rate-limit headers as metadata; a rejected call ends with `RESOURCE_EXHAUSTED` and the time after which to retry.
 #[derive(Clone, Debug, Default)]
@@ -28,8 +28,8 @@ impl<B: Default> RespondToLimit<Response<B>> for RespondGrpc {
         self.headers.write(response, report);
     }
 
-    fn reject(&self, rejection: RateLimited, report: RateLimitReport<'_>) -> Result<Response<B>, BoxError> {
-        let mut response = grpc_response(&rejection.into(), self.headers.styles());
+    fn reject(&self, rejection: RateLimited, report: RateLimitReport<'_>) -> Result<Response<B>, LayerError> {
+        let mut response = grpc_response(&LayerError::new(rejection), self.headers.styles());
         self.headers.write(&mut response, report);
         Ok(response)
     }

@@ -12,7 +12,7 @@ use super::future::{BoxCallState, CallState, LimitCharge, RateLimitFuture, Waiti
 use super::handle::{ClientBytes, OnStoreFailure, RateLimiter};
 use super::kept_decision::KeptDecision;
 use super::respond::RespondToLimit;
-use crate::error::BoxError;
+use crate::error::{BoxError, LayerError};
 use crate::served::HandlerMark;
 
 /// A service that limits the requests of each client.
@@ -78,7 +78,7 @@ impl<S, D, K, P> RateLimitService<S, D, K, P> {
             Some(Err(_)) if self.limiter.on_store_failure() == OnStoreFailure::Allow => {
                 return Box::pin(CallState::uncharged(self.mark.clone(), &mut self.inner, request));
             }
-            Some(Err(error)) => return Box::pin(CallState::rejected(Err(error.into()))),
+            Some(Err(error)) => return Box::pin(CallState::rejected(Err(LayerError::new(error)))),
             None => {
                 let ready = self.take_ready();
                 let pending =
@@ -103,24 +103,27 @@ impl<S, D, K, P> RateLimitService<S, D, K, P> {
 impl<S, D, K, P, R> Service<R> for RateLimitService<S, D, K, P>
 where
     S: Service<R> + Clone,
-    S::Error: Into<BoxError>,
+    S::Error: Into<BoxError> + 'static,
     D: Store + 'static,
     K: FindClient<R>,
     P: RespondToLimit<S::Response> + Clone,
 {
     type Response = S::Response;
-    type Error = BoxError;
+    type Error = LayerError;
     type Future = RateLimitFuture<S, R, D, P>;
 
     #[inline]
-    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), BoxError>> {
-        self.inner.poll_ready(cx).map_err(Into::into)
+    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), LayerError>> {
+        self.inner.poll_ready(cx).map_err(LayerError::new)
     }
 
     #[inline]
     fn call(&mut self, request: R) -> Self::Future {
         let kept = {
-            let key = self.client.client(&request);
+            let key = match self.client.client(&request) {
+                Ok(key) => key,
+                Err(missing) => return RateLimitFuture::failed(missing),
+            };
             let mut prefix = [0; 8];
             let client = key.as_ref().map_or(&[][..], |key| key.bytes(&mut prefix));
             if self.mark.is_some() {

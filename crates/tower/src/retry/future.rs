@@ -12,7 +12,7 @@ use super::handle::{RetryPermit, SharedRetryBudget};
 use super::layer::RetryConfig;
 use super::rules::{RetryAdvice, RetryRules};
 use crate::deadline::{Deadline, DeadlineExceeded};
-use crate::error::BoxError;
+use crate::error::{BoxError, LayerError};
 
 pin_project! {
     /// A request with all of its attempts.
@@ -65,7 +65,7 @@ pub(super) struct RetryPlanner<P> {
 
 impl<P> RetryPlanner<P> {
     /// The wait before the next attempt and its permit; `None` if the result is final.
-    fn plan<R, T>(&mut self, request: &R, result: Result<&T, &BoxError>) -> Option<(TimeSpan, RetryPermit)>
+    fn plan<R, T>(&mut self, request: &R, result: Result<&T, &LayerError>) -> Option<(TimeSpan, RetryPermit)>
     where
         P: RetryRules<R, T>,
     {
@@ -122,10 +122,10 @@ where
 impl<S, R, P> Future for RetryFuture<S, R, P>
 where
     S: Service<R>,
-    S::Error: Into<BoxError>,
+    S::Error: Into<BoxError> + 'static,
     P: RetryRules<R, S::Response>,
 {
-    type Output = Result<S::Response, BoxError>;
+    type Output = Result<S::Response, LayerError>;
 
     #[inline]
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
@@ -133,7 +133,7 @@ where
         loop {
             match this.state.as_mut().project() {
                 AttemptStateProjection::Called { inner } => {
-                    let result = ready!(inner.poll(cx)).map_err(Into::into);
+                    let result = ready!(inner.poll(cx)).map_err(LayerError::new);
                     let plan =
                         this.next.as_mut().and_then(|next| next.planner.plan(&next.request, result.as_ref()));
                     let Some((delay, permit)) = plan else { return Poll::Ready(result) };
@@ -148,10 +148,10 @@ where
                 AttemptStateProjection::NotReady { permit } => {
                     let Some(next) = this.next else { return Poll::Pending };
                     if let Err(error) = ready!(next.service.poll_ready(cx)) {
-                        return Poll::Ready(Err(error.into()));
+                        return Poll::Ready(Err(LayerError::new(error)));
                     }
                     if next.planner.is_too_late() {
-                        return Poll::Ready(Err(DeadlineExceeded.into()));
+                        return Poll::Ready(Err(LayerError::new(DeadlineExceeded)));
                     }
                     let (Some(next), Some(permit)) = (this.next.take(), permit.take()) else {
                         return Poll::Pending;

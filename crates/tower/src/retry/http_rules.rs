@@ -7,31 +7,9 @@ use tidegate_core::{CallOutcome, Timestamp};
 use tidegate_headers::AdvertisedLimits;
 
 use super::rules::{RetryAdvice, RetryRules};
+use crate::clone_request::{CloneBody, CloneRequest};
 use crate::deadline::Deadline;
-use crate::error::{BoxError, error_outcome};
-
-/// Copies requests for retries. Closures implement it: `Fn(&Request) -> Option<Request>`, where `None` means that the request
-/// cannot be sent twice, for example because its body is a stream.
-pub trait CloneRequest<R> {
-    /// The copy, with a body that is complete.
-    fn clone_request(&self, request: &R) -> Option<R>;
-}
-
-impl<R, F: Fn(&R) -> Option<R>> CloneRequest<R> for F {
-    fn clone_request(&self, request: &R) -> Option<R> {
-        self(request)
-    }
-}
-
-/// Clones the whole request; its body must be `Clone`.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct CloneBody;
-
-impl<B: Clone> CloneRequest<Request<B>> for CloneBody {
-    fn clone_request(&self, request: &Request<B>) -> Option<Request<B>> {
-        Some(request.clone())
-    }
-}
+use crate::error::{LayerError, error_outcome};
 
 /// Sends idempotent HTTP requests again after errors and some statuses, and honours `Retry-After`.
 ///
@@ -93,7 +71,7 @@ where
     fn advise(
         &self,
         _request: &Request<B>,
-        result: Result<&Response<T>, &BoxError>,
+        result: Result<&Response<T>, &LayerError>,
         now: Timestamp,
     ) -> RetryAdvice {
         match result {

@@ -29,6 +29,23 @@ impl Default for RetryConfig {
     }
 }
 
+impl RetryConfig {
+    /// At most this many attempts in all.
+    pub fn attempts(self, attempts: u32) -> Self {
+        Self { attempts, ..self }
+    }
+
+    /// Waits like this between attempts.
+    pub fn backoff(self, backoff: Backoff) -> Self {
+        Self { backoff, ..self }
+    }
+
+    /// Waits at most this long if the service asks for a wait.
+    pub fn max_retry_after(self, max: impl Into<TimeSpan>) -> Self {
+        Self { max_retry_after: max.into(), ..self }
+    }
+}
+
 /// Sends failed requests again.
 #[derive(Clone, Debug)]
 pub struct RetryLayer<P = HttpRetry> {

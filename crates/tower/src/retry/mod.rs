@@ -16,7 +16,10 @@ mod service;
 
 pub use future::RetryFuture;
 pub use handle::{RetryPermit, SharedRetryBudget};
-pub use http_rules::{CloneBody, CloneRequest, HttpRetry};
+pub use http_rules::HttpRetry;
 pub use layer::{RetryConfig, RetryLayer};
 pub use rules::{RetryAdvice, RetryRules};
 pub use service::RetryService;
+pub use tidegate_core::{Backoff, BackoffError, Jitter, RetryBudget};
+
+pub use crate::clone_request::{CloneBody, CloneRequest};

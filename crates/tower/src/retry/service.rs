@@ -9,7 +9,7 @@ use super::future::{RetryFuture, RetryPlanner};
 use super::handle::SharedRetryBudget;
 use super::layer::RetryConfig;
 use super::rules::RetryRules;
-use crate::error::BoxError;
+use crate::error::{BoxError, LayerError};
 
 /// A service whose failed requests are sent again.
 #[derive(Clone, Debug)]
@@ -23,16 +23,16 @@ pub struct RetryService<S, P> {
 impl<S, P, R> Service<R> for RetryService<S, P>
 where
     S: Service<R> + Clone,
-    S::Error: Into<BoxError>,
+    S::Error: Into<BoxError> + 'static,
     P: RetryRules<R, S::Response> + Clone,
 {
     type Response = S::Response;
-    type Error = BoxError;
+    type Error = LayerError;
     type Future = RetryFuture<S, R, P>;
 
     #[inline]
-    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), BoxError>> {
-        self.inner.poll_ready(cx).map_err(Into::into)
+    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), LayerError>> {
+        self.inner.poll_ready(cx).map_err(LayerError::new)
     }
 
     #[inline]

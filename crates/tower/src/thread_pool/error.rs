@@ -2,7 +2,7 @@
 
 use thiserror::Error;
 
-use crate::error::BoxError;
+use crate::error::LayerError;
 
 /// The threads are busy and the queue is full.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
@@ -19,6 +19,7 @@ pub struct ThreadPoolPanic;
 
 /// Why work has no result.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+#[non_exhaustive]
 pub enum ThreadPoolError {
     /// The work was not started.
     #[error("the work was not started")]
@@ -30,10 +31,10 @@ pub enum ThreadPoolError {
 
 impl ThreadPoolError {
     /// The error of the cause.
-    pub(super) fn into_cause(self) -> BoxError {
+    pub(super) fn into_cause(self) -> LayerError {
         match self {
-            Self::Full(full) => full.into(),
-            Self::Panic(panic) => panic.into(),
+            Self::Full(full) => LayerError::new(full),
+            Self::Panic(panic) => LayerError::new(panic),
         }
     }
 }

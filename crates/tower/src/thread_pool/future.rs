@@ -9,7 +9,7 @@ use tokio::sync::oneshot;
 
 use super::error::{ThreadPoolError, ThreadPoolFull, ThreadPoolPanic};
 use super::handle::WorkQueue;
-use crate::error::BoxError;
+use crate::error::{BoxError, LayerError};
 
 /// Work in a thread pool. Dropping it cancels work that has not started.
 #[derive(Debug)]
@@ -80,11 +80,13 @@ impl<T, E> ThreadPoolFuture<T, E> {
     }
 }
 
-impl<T, E: Into<BoxError>> Future for ThreadPoolFuture<T, E> {
-    type Output = Result<T, BoxError>;
+impl<T, E: Into<BoxError> + 'static> Future for ThreadPoolFuture<T, E> {
+    type Output = Result<T, LayerError>;
 
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let result = ready!(self.project().work.poll(cx));
-        Poll::Ready(result.map_err(ThreadPoolError::into_cause).and_then(|result| result.map_err(Into::into)))
+        Poll::Ready(
+            result.map_err(ThreadPoolError::into_cause).and_then(|result| result.map_err(LayerError::new)),
+        )
     }
 }

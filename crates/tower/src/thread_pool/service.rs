@@ -6,7 +6,7 @@ use tower_service::Service;
 
 use super::future::ThreadPoolFuture;
 use super::handle::ThreadPool;
-use crate::error::BoxError;
+use crate::error::{BoxError, LayerError};
 
 /// A blocking function as a service.
 #[derive(Clone, Debug)]
@@ -23,11 +23,11 @@ where
     E: Into<BoxError> + Send + 'static,
 {
     type Response = T;
-    type Error = BoxError;
+    type Error = LayerError;
     type Future = ThreadPoolFuture<T, E>;
 
     /// Always ready: a full queue rejects the call.
-    fn poll_ready(&mut self, _cx: &mut Context<'_>) -> Poll<Result<(), BoxError>> {
+    fn poll_ready(&mut self, _cx: &mut Context<'_>) -> Poll<Result<(), LayerError>> {
         Poll::Ready(Ok(()))
     }
 

@@ -8,7 +8,7 @@ use pin_project_lite::pin_project;
 use tokio::time::{Sleep, sleep};
 
 use super::error::AttemptTimeout;
-use crate::error::BoxError;
+use crate::error::{BoxError, LayerError};
 
 pin_project! {
     /// A call with a timeout. The time starts when the call is polled for the first time.
@@ -38,23 +38,23 @@ impl<F> TimeoutFuture<F> {
 impl<F, T, E> Future for TimeoutFuture<F>
 where
     F: Future<Output = Result<T, E>>,
-    E: Into<BoxError>,
+    E: Into<BoxError> + 'static,
 {
-    type Output = Result<T, BoxError>;
+    type Output = Result<T, LayerError>;
 
     #[inline]
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let mut this = self.project();
         let Some(inner) = this.inner.as_pin_mut() else {
-            return Poll::Ready(Err(AttemptTimeout { after: *this.after }.into()));
+            return Poll::Ready(Err(LayerError::new(AttemptTimeout { after: *this.after })));
         };
         if let Poll::Ready(result) = inner.poll(cx) {
-            return Poll::Ready(result.map_err(Into::into));
+            return Poll::Ready(result.map_err(LayerError::new));
         }
         if this.timer.is_none() {
             this.timer.set(Some(sleep(*this.after)));
         }
         let Some(timer) = this.timer.as_pin_mut() else { return Poll::Pending };
-        timer.poll(cx).map(|()| Err(AttemptTimeout { after: *this.after }.into()))
+        timer.poll(cx).map(|()| Err(LayerError::new(AttemptTimeout { after: *this.after })))
     }
 }

@@ -6,7 +6,7 @@ use std::time::Duration;
 use tower_service::Service;
 
 use super::future::TimeoutFuture;
-use crate::error::BoxError;
+use crate::error::{BoxError, LayerError};
 use crate::ready::ReadyWait;
 
 /// A service with a timeout for each call.
@@ -20,14 +20,14 @@ pub struct TimeoutService<S> {
 impl<S, R> Service<R> for TimeoutService<S>
 where
     S: Service<R>,
-    S::Error: Into<BoxError>,
+    S::Error: Into<BoxError> + 'static,
 {
     type Response = S::Response;
-    type Error = BoxError;
+    type Error = LayerError;
     type Future = TimeoutFuture<S::Future>;
 
     #[inline]
-    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), BoxError>> {
+    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), LayerError>> {
         let inner = self.inner.poll_ready(cx);
         self.ready_wait.poll(inner, || Some(self.after), cx)
     }

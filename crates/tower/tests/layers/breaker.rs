@@ -5,8 +5,8 @@ use std::time::Duration;
 use http::{Request, Response};
 use tidegate_core::{BreakerConfig, BreakerState, CallOutcome, Ratio, TimeSpan};
 use tidegate_store::{Clock, ManualClock};
-use tidegate_tower::BoxError;
 use tidegate_tower::breaker::{BreakerLayer, BreakerOpen, ByError, CircuitBreaker};
+use tidegate_tower::{BoxError, LayerError};
 use tokio::task::{JoinSet, yield_now};
 use tokio::time::advance;
 use tower::{Service, ServiceBuilder, ServiceExt, service_fn};
@@ -22,7 +22,7 @@ fn breaker(config: BreakerConfig) -> CircuitBreaker {
 fn service(
     breaker: &CircuitBreaker,
     status: &Arc<AtomicU16>,
-) -> impl Service<Request<Body>, Response = Response<Body>, Error = BoxError> + Clone + use<> {
+) -> impl Service<Request<Body>, Response = Response<Body>, Error = LayerError> + Clone + use<> {
     let status = Arc::clone(status);
     ServiceBuilder::new().layer(BreakerLayer::new(breaker.clone())).service_fn(move |_: Request<Body>| {
         let status = Arc::clone(&status);
@@ -84,7 +84,7 @@ async fn breaker_by_error_counts_errors_of_any_service() {
 #[tokio::test]
 async fn breaker_with_a_closure_classifies_results() {
     let breaker = breaker(BreakerConfig { failures: Some(1), ..Default::default() });
-    let classify = |result: Result<&u32, &BoxError>| match result {
+    let classify = |result: Result<&u32, &LayerError>| match result {
         Ok(number) if *number > 9 => CallOutcome::Failure,
         _ => CallOutcome::Neutral,
     };

@@ -8,7 +8,6 @@ use std::time::Duration;
 use http::{HeaderValue, Request, Response};
 use tidegate_core::{AdaptiveConfig, Backoff, BreakerConfig, Jitter, Ratio, RetryBudget, TimeSpan};
 use tidegate_store::MemoryStore;
-use tidegate_tower::BoxError;
 use tidegate_tower::breaker::{BreakerLayer, CircuitBreaker};
 use tidegate_tower::bulkhead::{Bulkhead, BulkheadConfig, BulkheadLayer};
 use tidegate_tower::deadline::DeadlineLayer;
@@ -17,6 +16,7 @@ use tidegate_tower::load_shed::{LoadShedLayer, LoadShedder};
 use tidegate_tower::rate_limit::{OnStoreFailure, OneCounter, RateLimitLayer, RateLimitRule, RateLimiter};
 use tidegate_tower::retry::{RetryConfig, RetryLayer, SharedRetryBudget};
 use tidegate_tower::timeout::TimeoutLayer;
+use tidegate_tower::{BoxError, LayerError};
 use tokio::task::yield_now;
 use tokio::time::{advance, sleep};
 use tower::util::BoxCloneSyncService;
@@ -32,8 +32,8 @@ struct Handles {
     budget: SharedRetryBudget,
 }
 
-type Call = Pin<Box<dyn Future<Output = Result<Response<Body>, BoxError>> + Send>>;
-type Stack = BoxCloneSyncService<Request<Body>, Response<Body>, BoxError>;
+type Call = Pin<Box<dyn Future<Output = Result<Response<Body>, LayerError>> + Send>>;
+type Stack = BoxCloneSyncService<Request<Body>, Response<Body>, LayerError>;
 
 /// The whole stack, around a service that needs several polls and often fails.
 fn stack() -> (Handles, Stack) {
@@ -72,7 +72,7 @@ fn stack() -> (Handles, Stack) {
     });
     let stack = ServiceBuilder::new()
         .layer(FallbackLayer::new(
-            |error: BoxError| {
+            |error: LayerError| {
                 if fastrand::bool() { Ok(respond(200)) } else { Err(error) }
             },
         ))

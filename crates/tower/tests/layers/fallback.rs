@@ -1,7 +1,7 @@
 use tidegate_core::CallOutcome;
 use tidegate_tower::breaker::{BreakerLayer, ByError, CircuitBreaker};
 use tidegate_tower::fallback::{FallbackLayer, FallbackServiceLayer};
-use tidegate_tower::{BoxError, is_rejection};
+use tidegate_tower::{BoxError, LayerError, is_rejection};
 use tower::limit::ConcurrencyLimitLayer;
 use tower::{ServiceBuilder, ServiceExt, service_fn};
 
@@ -17,7 +17,7 @@ fn open_breaker() -> CircuitBreaker {
 
 #[tokio::test]
 async fn fallback_closure_replaces_selected_errors_only() {
-    let fallback = |error: BoxError| if is_rejection(&error) { Ok("cached") } else { Err(error) };
+    let fallback = |error: LayerError| if is_rejection(&error) { Ok("cached") } else { Err(error) };
     let broken = service_fn(|(): ()| async { Err::<&str, _>(Broken) });
     let service = ServiceBuilder::new().layer(FallbackLayer::new(fallback)).service(broken);
     assert!(is::<Broken>(&service.oneshot(()).await.unwrap_err()));

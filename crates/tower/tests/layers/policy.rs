@@ -9,9 +9,9 @@ use http::{HeaderValue, Request, Response, StatusCode, Uri, Version};
 use tidegate_limiter::Limiter;
 use tidegate_policy::{ActivePolicy, Files, NoFiles, compile};
 use tidegate_store::MemoryStore;
-use tidegate_tower::BoxError;
 use tidegate_tower::bulkhead::BulkheadFull;
 use tidegate_tower::policy::PolicyLayer;
+use tidegate_tower::{BoxError, LayerError};
 use tower::layer::layer_fn;
 use tower::{Service, ServiceBuilder, ServiceExt};
 
@@ -43,14 +43,14 @@ async fn inner(request: Request<RequestBody>) -> Result<Response<Body>, BoxError
     Ok(response)
 }
 
-fn service() -> impl Service<Request<RequestBody>, Response = Response<Body>, Error = BoxError> + Clone {
+fn service() -> impl Service<Request<RequestBody>, Response = Response<Body>, Error = LayerError> + Clone {
     service_of(POLICY, &NoFiles)
 }
 
 fn service_of(
     policy: &[u8],
     files: &dyn Files,
-) -> impl Service<Request<RequestBody>, Response = Response<Body>, Error = BoxError> + Clone + use<> {
+) -> impl Service<Request<RequestBody>, Response = Response<Body>, Error = LayerError> + Clone + use<> {
     let active = ActivePolicy::new(compile("policy.yaml", policy, files).unwrap().plan);
     let store = Arc::new(MemoryStore::with_cap(1 << 20));
     let limiter = Arc::new(Limiter::new(active, store, TokioClock::shared()).unwrap());

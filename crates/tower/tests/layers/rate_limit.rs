@@ -45,8 +45,9 @@ async fn ok(_: Request<Body>) -> Result<Response<Body>, BoxError> {
 #[tokio::test(start_paused = true)]
 async fn rate_limit_responses_have_headers_and_rejections_are_429() {
     let limiter = limiter(vec![per_minute("default", 2)], memory());
-    let service =
-        ServiceBuilder::new().layer(RateLimitLayer::new(limiter, ByHeader::new(API_KEY))).service_fn(ok);
+    let service = ServiceBuilder::new()
+        .layer(RateLimitLayer::new(limiter, ByHeader::new(API_KEY).unwrap()))
+        .service_fn(ok);
     for left in ["1", "0"] {
         let response = service.clone().oneshot(from("alice")).await.unwrap();
         assert_eq!(
@@ -181,7 +182,10 @@ impl Store for SlowStore {
 async fn rate_limit_with_a_slow_store_decides_as_with_an_immediate_one() {
     let store = SlowStore::new(false);
     let service = ServiceBuilder::new()
-        .layer(RateLimitLayer::new(limiter(vec![per_minute("default", 2)], store), ByHeader::new(API_KEY)))
+        .layer(RateLimitLayer::new(
+            limiter(vec![per_minute("default", 2)], store),
+            ByHeader::new(API_KEY).unwrap(),
+        ))
         .service_fn(ok);
     let mut statuses = Vec::new();
     for _ in 0..3 {
@@ -224,7 +228,7 @@ async fn rate_limit_call_that_waited_uses_the_service_that_was_ready() {
 #[tokio::test(start_paused = true)]
 async fn rate_limit_of_a_service_that_cannot_fail_rejects_with_an_error() {
     let limiter = limiter(vec![per_minute("default", 2)], memory());
-    let layer = RateLimitLayer::new(limiter, ByHeader::new(API_KEY)).respond(RejectWithError);
+    let layer = RateLimitLayer::new(limiter, ByHeader::new(API_KEY).unwrap()).respond(RejectWithError);
     let service = ServiceBuilder::new()
         .layer(layer)
         .service_fn(async |_: Request<Body>| Ok::<_, std::convert::Infallible>(respond(200)));

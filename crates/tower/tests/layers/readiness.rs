@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use http::{Request, Response};
 use tidegate_core::{BreakerConfig, BreakerState, TimeSpan};
-use tidegate_tower::BoxError;
+use tidegate_tower::LayerError;
 use tidegate_tower::breaker::{BreakerLayer, BreakerOpen, CircuitBreaker};
 use tidegate_tower::deadline::{Deadline, DeadlineExceeded, DeadlineLayer, OutgoingDeadlineLayer};
 use tidegate_tower::timeout::{AttemptTimeout, TimeoutLayer};
@@ -35,9 +35,9 @@ impl Service<Request<Body>> for Unready {
 }
 
 /// The error of a call to a service that never becomes ready.
-async fn error_of<S>(service: S) -> BoxError
+async fn error_of<S>(service: S) -> LayerError
 where
-    S: Service<Request<Body>, Response = Response<Body>, Error = BoxError>,
+    S: Service<Request<Body>, Response = Response<Body>, Error = LayerError>,
 {
     let bounded = timeout(Duration::from_mins(1), service.oneshot(get())).await;
     bounded.expect("the wait is bounded").unwrap_err()

@@ -9,7 +9,7 @@ use tidegate_tower::deadline::DeadlineExceeded;
 use tidegate_tower::load_shed::Overload;
 use tidegate_tower::thread_pool::{ThreadPoolError, ThreadPoolFull};
 use tidegate_tower::timeout::AttemptTimeout;
-use tidegate_tower::{BoxError, into_response, is_rejection};
+use tidegate_tower::{BoxError, LayerError, into_response, is_rejection};
 
 use crate::support::Broken;
 
@@ -45,10 +45,10 @@ struct Wrapped(#[source] BulkheadFull);
 
 #[test]
 fn response_to_an_error_with_a_cause_is_that_of_the_cause() {
-    let error = BoxError::from(Wrapped(BulkheadFull { concurrent: 5 }));
+    let error = LayerError::new(Wrapped(BulkheadFull { concurrent: 5 }));
     // The service has worked: only a dependency rejected its call.
     assert!(!is_rejection(&error));
-    assert!(is_rejection(&BulkheadFull { concurrent: 5 }.into()));
+    assert!(is_rejection(&LayerError::new(BulkheadFull { concurrent: 5 })));
     let response: Response<Vec<u8>> = into_response(error, BodyStyle::Problem);
     assert_eq!(
         (response.status().as_u16(), &response.headers()["content-type"]),

@@ -4,10 +4,10 @@ use std::time::Duration;
 use http::{HeaderValue, Method, Request, Response};
 use tidegate_core::{Backoff, Jitter, Ratio, RetryBudget, TimeSpan};
 use tidegate_store::Clock;
-use tidegate_tower::BoxError;
 use tidegate_tower::breaker::BreakerOpen;
 use tidegate_tower::deadline::Deadline;
 use tidegate_tower::retry::{HttpRetry, RetryAdvice, RetryConfig, RetryLayer, SharedRetryBudget};
+use tidegate_tower::{BoxError, LayerError};
 use tokio::time::sleep;
 use tower::limit::ConcurrencyLimitLayer;
 use tower::{ServiceBuilder, ServiceExt, service_fn};
@@ -190,7 +190,7 @@ async fn retry_rejection_by_a_layer_is_final() {
 #[tokio::test(start_paused = true)]
 async fn retry_of_any_service_by_a_closure_makes_the_service_ready_again() {
     let clock = TokioClock::shared();
-    let rules = |number: &u32, result: Result<&u32, &BoxError>| match result {
+    let rules = |number: &u32, result: Result<&u32, &LayerError>| match result {
         Err(_) if *number < 10 => RetryAdvice::Retry,
         _ => RetryAdvice::Stop,
     };

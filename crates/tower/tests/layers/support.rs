@@ -5,7 +5,7 @@ use std::sync::Arc;
 use http::{Method, Request, Response, StatusCode};
 use tidegate_core::{TimeSpan, Timestamp};
 use tidegate_store::Clock;
-use tidegate_tower::BoxError;
+use tidegate_tower::LayerError;
 use tokio::time::Instant;
 
 /// The body of test requests.
@@ -56,9 +56,9 @@ pub(crate) struct Broken;
 /// The error of another service.
 #[derive(Debug, thiserror::Error)]
 #[error("the next service failed")]
-pub(crate) struct NextFailed(#[source] pub(crate) BoxError);
+pub(crate) struct NextFailed(#[source] pub(crate) LayerError);
 
 /// Whether `error` is the cause `E`.
-pub(crate) fn is<E: std::error::Error + 'static>(error: &BoxError) -> bool {
-    error.downcast_ref::<E>().is_some()
+pub(crate) fn is<E: std::error::Error + 'static>(error: &LayerError) -> bool {
+    error.is::<E>()
 }

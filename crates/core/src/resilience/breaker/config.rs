@@ -59,6 +59,44 @@ impl Default for BreakerConfig {
     }
 }
 
+impl BreakerConfig {
+    /// Opens after this many failures in a row.
+    pub fn failures(self, failures: u32) -> Self {
+        Self { failures: Some(failures), ..self }
+    }
+
+    /// Opens also when this share of the calls in the window has failed.
+    pub fn failure_rate(self, rate: Ratio) -> Self {
+        Self { failure_rate: Some(rate), ..self }
+    }
+
+    /// Opens also when `rate` of the calls in the window took `over` or longer.
+    pub fn slow(self, over: impl Into<TimeSpan>, rate: Ratio) -> Self {
+        Self { slow: Some(SlowCalls { over: over.into(), rate }), ..self }
+    }
+
+    /// Computes rates from these calls, if there are at least `min_calls`.
+    pub fn window(self, window: WindowLength, min_calls: u32) -> Self {
+        Self { window, min_calls, ..self }
+    }
+
+    /// Stays open this long, each time.
+    pub fn open_for(self, open_for: impl Into<TimeSpan>) -> Self {
+        let open_for = open_for.into();
+        Self { open_for, max_open_for: open_for, ..self }
+    }
+
+    /// Stays open twice as long after each failed probe, up to this.
+    pub fn max_open_for(self, max_open_for: impl Into<TimeSpan>) -> Self {
+        Self { max_open_for: max_open_for.into(), ..self }
+    }
+
+    /// Closes after this many successful probes, of which as many may be in flight as `probes` says.
+    pub fn successes(self, successes: u32, probes: u32) -> Self {
+        Self { probes, successes, ..self }
+    }
+}
+
 /// Why a breaker configuration is invalid.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BreakerConfigError {
