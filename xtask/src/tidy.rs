@@ -134,6 +134,8 @@ const ONLY_IN: [(&str, &[&str], &str); 10] = [
             "crates/cli/src/serve/store.rs",
             "crates/limiter/src/lib.rs",
             "crates/tower/src/lib.rs",
+            // A service without a policy selects its store itself: `RateLimiter::in_memory`.
+            "crates/tower/src/rate_limit/",
             // Nodes that enforce a part of each limit keep its counters in memory.
             "crates/redis/",
         ],

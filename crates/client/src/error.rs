@@ -1,5 +1,6 @@
 //! Why a request failed.
 
+use std::error::Error;
 use std::time::Duration;
 
 use http::StatusCode;
@@ -47,7 +48,7 @@ pub enum ClientError {
         after: Duration,
     },
     /// No connection was made: the name is unknown, the host refuses or the TLS handshake failed.
-    #[error("cannot connect to {host}: {source}")]
+    #[error("cannot connect to {host}: {}", Causes(&**source))]
     Connect {
         /// The host.
         host: String,
@@ -55,7 +56,7 @@ pub enum ClientError {
         source: BoxError,
     },
     /// The connection broke before the head of the response was complete, or the response is invalid.
-    #[error("connection to {host} failed before a response: {source}")]
+    #[error("connection to {host} failed before a response: {}", Causes(&**source))]
     ConnectionLost {
         /// The host.
         host: String,
@@ -63,7 +64,7 @@ pub enum ClientError {
         source: BoxError,
     },
     /// The connection broke in the body of the response.
-    #[error("cannot read the response body: {source}")]
+    #[error("cannot read the response body: {}", Causes(&**source))]
     Body {
         /// The cause.
         source: BoxError,
@@ -75,7 +76,7 @@ pub enum ClientError {
         limit: usize,
     },
     /// The caller's request body failed.
-    #[error("cannot read the request body: {source}")]
+    #[error("cannot read the request body: {}", Causes(&**source))]
     Upload {
         /// The cause.
         source: BoxError,
@@ -89,7 +90,7 @@ pub enum ClientError {
         reason: &'static str,
     },
     /// A header, the method or the body is invalid.
-    #[error("invalid request: {source}")]
+    #[error("invalid request: {}", Causes(&**source))]
     InvalidRequest {
         /// The cause.
         source: BoxError,
@@ -159,6 +160,26 @@ impl std::fmt::Display for Named<'_> {
             Some(name) => write!(f, "`{}`", name.escape_debug()),
             None => f.write_str("of the server"),
         }
+    }
+}
+
+/// An error and its sources down to the root cause, each said once. The text of an error of hyper alone names no cause.
+struct Causes<'a>(&'a (dyn Error + 'static));
+
+impl std::fmt::Display for Causes<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let mut said = self.0.to_string();
+        f.write_str(&said)?;
+        let mut next = self.0.source();
+        while let Some(cause) = next {
+            let text = cause.to_string();
+            if !said.contains(&text) {
+                write!(f, ": {text}")?;
+                said = text;
+            }
+            next = cause.source();
+        }
+        Ok(())
     }
 }
 

@@ -94,6 +94,7 @@ async fn tls_server_that_offers_http2_gets_it_and_untrusted_ones_are_an_error() 
     let client = quick().attempts(1).build().unwrap();
     let error = soon(client.get(&url).send()).await.unwrap_err();
     assert!(matches!(error, ClientError::Connect { .. }), "{error}");
+    assert!(error.to_string().contains("invalid peer certificate"), "the text names the root cause: {error}");
 }
 
 #[tokio::test]
@@ -233,6 +234,8 @@ async fn host_that_refuses_connections_is_a_connect_error_after_all_attempts() {
     assert!(
         matches!(&error, ClientError::Connect { host, .. } if host.ends_with(&server.address.to_string()))
     );
+    let text = error.to_string();
+    assert_eq!(text.matches("refused").count(), 1, "the text names the root cause, once: {text}");
 }
 
 /// A server that breaks the first `broken` connections in the middle of a body, and then responds with the body.

@@ -44,16 +44,11 @@ impl<D, K, P, L> RateLimitLayer<D, K, P, L> {
     /// ([`RejectWithError`](super::RejectWithError)).
     ///
     /// ```
-    /// # use tidegate_core::AdaptiveConfig;
-    /// # use tidegate_store::Store;
     /// # use tidegate_tower::load_shed::{LoadShedLayer, LoadShedder};
-    /// # use tidegate_tower::rate_limit::{OneCounter, RateLimitLayer, RateLimiter};
-    /// # use tower::ServiceBuilder;
-    /// # fn layer<D: Store>(limiter: RateLimiter<D>) -> Result<(), tidegate_tower::LayerError> {
-    /// let inner = ServiceBuilder::new().layer(LoadShedLayer::new(LoadShedder::new(AdaptiveConfig::default())?));
-    /// let layer = RateLimitLayer::new(limiter, OneCounter).around(inner.into_inner());
+    /// # use tidegate_tower::rate_limit::{OneCounter, RateLimitLayer, RateLimiter, Store};
+    /// # fn layer<D: Store>(limiter: RateLimiter<D>) {
+    /// let layer = RateLimitLayer::new(limiter, OneCounter).around(LoadShedLayer::new(LoadShedder::default()));
     /// # let _ = layer;
-    /// # Ok(())
     /// # }
     /// ```
     pub fn around<M>(self, layers: M) -> RateLimitLayer<D, K, P, Refunded<M>> {
