@@ -40,7 +40,9 @@ impl Stack {
             Self::Off => BoxCloneSyncService::new(tier),
             Self::On => {
                 let layer = DeadlineLayer::new().clock(Arc::clone(clock));
-                BoxCloneSyncService::new(ServiceBuilder::new().layer(layer).service(tier))
+                BoxCloneSyncService::new(
+                    ServiceBuilder::new().map_err(BoxError::from).layer(layer).service(tier),
+                )
             }
         }
     }
@@ -90,6 +92,7 @@ fn with_stack(
     let breaker = CircuitBreaker::with_clock(breaker, Arc::clone(clock))?;
     let budget = SharedRetryBudget::with_clock(RetryBudget::default(), Arc::clone(clock));
     Ok(ServiceBuilder::new()
+        .map_err(BoxError::from)
         .layer(BulkheadLayer::new(Bulkhead::new(BulkheadConfig::new(concurrent))))
         .layer(RetryLayer::new(RetryConfig::default(), budget))
         .layer(BreakerLayer::new(breaker))

@@ -1,6 +1,6 @@
 //! A rate limit in an axum service: three requests per minute for each client address, with headers and 429.
 //!
-//! `cargo run -p tidegate-tower --example rate_limit --features axum,rate_limit`, then `curl -i http://127.0.0.1:3000/`
+//! `cargo run -p tidegate-tower --example rate_limit`, then `curl -i http://127.0.0.1:3000/`
 
 use axum::Router;
 use axum::routing::get;
