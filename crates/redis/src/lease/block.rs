@@ -1,6 +1,7 @@
 //! What a node knows of one counter: the units it may spend, and what Redis said last. No I/O and no clock.
 
 mod refund;
+mod rejection;
 mod release;
 
 use std::num::NonZeroU32;
@@ -31,13 +32,8 @@ const FIRST_SETTLEMENT: TimeSpan = TimeSpan::from_millis(200);
 const FIRST_PART: u64 = 8;
 /// The shortest time between two requests that are rejected.
 const ASK_INTERVAL: TimeSpan = TimeSpan::from_millis(2);
-/// The same while other nodes hold units. It doubles up to a quarter of the longest time between their settlements, at least
-/// three times.
+/// The same while other nodes hold units, and the wait of a request about which Redis has said nothing.
 const BACKOFF: TimeSpan = TimeSpan::from_millis(100);
-const MAX_DOUBLINGS: u32 = 5;
-const MIN_DOUBLINGS: u32 = 3;
-/// Other nodes hold a relevant number of units if it is more than one part in this many of the limit.
-const RELEVANT: u64 = 50;
 /// The least number of units asked for in advance.
 const SMALLEST_WANT: u64 = 4;
 
@@ -307,24 +303,6 @@ impl LeaseBlock {
         )
     }
 
-    /// The first moment at which `cost` can be admitted, if nothing else is charged meanwhile and no other node returns units.
-    fn retry_at(&self, contact: &LastContact, cost: u64, now: Timestamp) -> Timestamp {
-        let (Some(occupied), Some(rejection)) = (self.occupied, self.rejection) else {
-            return self.rejection.map_or(now + BACKOFF, |rejection| rejection.retry_at);
-        };
-        let (limit, at) = (&self.limit, contact.at);
-        let mut state = limit.state_from_numbers(occupied);
-        // What is left of the lease counts for the cost itself: it is spent on it, or returned.
-        limit.refund(&mut state, at, at, Cost::new(self.units(now)));
-        let sent = self.pending.map_or(0, |pending| pending.debt);
-        limit.charge(&mut state, at, Cost::new(self.debt.saturating_add(sent)));
-        match limit.evaluate(&state, at, Cost::new(cost)).verdict {
-            Verdict::NotUntil { retry_after } => contact.received + retry_after,
-            // Redis has granted less than was free, because of other nodes.
-            Verdict::Pass { .. } | Verdict::Never => rejection.retry_at,
-        }
-    }
-
     /// Evaluates `cost` like [`evaluate`](Self::evaluate), but units that no node has leased fit too.
     pub(crate) fn peek(&self, cost: Cost, now: Timestamp) -> Outcome {
         let outcome = self.evaluate(cost, now);
@@ -527,6 +505,8 @@ impl LeaseBlock {
         } else if pending.least > 0 {
             self.rejection = None;
             self.rejections_in_a_row = 0;
+        } else {
+            self.renew_rejection();
         }
     }
 
@@ -546,21 +526,6 @@ impl LeaseBlock {
         let outcome = Outcome::new(verdict, reply.capacity, reply.available, reply.reset_after);
         let is_overridden = shows_override(&self.limit, Cost::new(least), &outcome, reply.now);
         if is_overridden { now + reply.life } else { Timestamp::MAX }
-    }
-
-    fn reject(&mut self, least: u64, reply: &LeaseReply, now: Timestamp) {
-        let retry_at = now + reply.retry_after;
-        let mut ask_at = retry_at.min(self.overridden_until);
-        if reply.held_elsewhere.saturating_mul(RELEVANT) > reply.capacity {
-            let longest =
-                (BACKOFF.as_micros() << MIN_DOUBLINGS).max(self.settle_latest.since(now).as_micros() / 4);
-            let backoff = BACKOFF.as_micros() << self.rejections_in_a_row.min(MAX_DOUBLINGS);
-            ask_at = ask_at.min(now + TimeSpan::from_micros(backoff.min(longest)));
-            self.rejections_in_a_row += 1;
-        }
-        self.rejection = Some(LocalRejection { least, retry_at, ask_at: ask_at.max(now + ASK_INTERVAL) });
-        // What is left is spent before Redis is asked again.
-        self.low_water = 0;
     }
 }
 

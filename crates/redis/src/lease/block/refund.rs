@@ -22,10 +22,4 @@ impl LeaseBlock {
     pub(crate) fn has_unreported(&self) -> bool {
         self.pending.is_none() && self.spent > self.reported
     }
-
-    /// Asks Redis before the next rejection: units were given back there.
-    pub(crate) fn end_rejection(&mut self) {
-        self.rejection = None;
-        self.rejections_in_a_row = 0;
-    }
 }
