@@ -62,7 +62,7 @@ named_enum! {
         Rejected = "rejected",
         /// The request is exempt from limits.
         Exempt = "exempt",
-        /// The client or its network is banned.
+        /// The client or its network is banned, or not allowed.
         Banned = "banned",
         /// The store failed, so there is no decision.
         StoreFailed = "store_failed",

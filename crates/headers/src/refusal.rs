@@ -61,6 +61,9 @@ impl RefusalEntry {
     };
     /// The client or its network is banned.
     pub const BANNED: Self = Self::new(StatusCode::FORBIDDEN, "banned", "Client is banned.");
+    /// Only some networks are served, and the client is in none of them.
+    pub const NOT_ALLOWED: Self =
+        Self::new(StatusCode::FORBIDDEN, "not_allowed", "Requests from this address are not served.");
     /// The store returned no decision.
     pub const STORE_UNAVAILABLE: Self =
         Self::unavailable("store_unavailable", "Rate limit store unavailable.");

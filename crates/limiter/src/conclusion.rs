@@ -2,7 +2,7 @@
 
 use tidegate_core::{Decision, RuleId, TimeSpan, Timestamp, Verdict};
 use tidegate_headers::RetryAfter;
-use tidegate_policy::{ActivePolicy, AppliedRules, ConcurrencyRule, Exemption, MatchedRequest};
+use tidegate_policy::{ActivePolicy, AppliedRules, BanSource, ConcurrencyRule, Exemption, MatchedRequest};
 use tidegate_store::StoreError;
 
 use crate::concurrency::AcquiredPermits;
@@ -16,7 +16,17 @@ const CONCURRENCY_RETRY: TimeSpan = TimeSpan::from_secs(1);
 #[derive(Clone, Copy)]
 pub(crate) enum SkipReason {
     Banned,
+    NotAllowed,
     Exempt(Exemption),
+}
+
+impl SkipReason {
+    pub(crate) const fn excluded(by: BanSource<'_>) -> Self {
+        match by {
+            BanSource::Policy(_) | BanSource::Operator(_) => Self::Banned,
+            BanSource::NotAllowed => Self::NotAllowed,
+        }
+    }
 }
 
 /// The refusal of a request whose limits were not charged, but read if the store has not failed.
@@ -48,6 +58,7 @@ pub(crate) fn skip(policy: &ActivePolicy, reason: SkipReason, now: Timestamp) ->
     let report = RulingReport::new(AppliedRules::none(policy.matcher.plan()), now);
     match reason {
         SkipReason::Banned => refuse_without(report, RefuseReason::Banned),
+        SkipReason::NotAllowed => refuse_without(report, RefuseReason::NotAllowed),
         SkipReason::Exempt(why) => Ruling::Serve(ServeRuling {
             report,
             reason: ServeReason::Exempt(why),

@@ -304,7 +304,7 @@ impl<S: Store + 'static> Limiter<S> {
         let bans = bans.as_deref().map(|bans| &**bans);
         let runtime = RuntimeData { directory: policy.directory.as_deref(), bans };
         match policy.matcher.admit(facts, runtime, now, scratch) {
-            Admission::Banned { .. } => Err(SkipReason::Banned),
+            Admission::Banned { by } => Err(SkipReason::excluded(by)),
             Admission::Exempt { why } => Err(SkipReason::Exempt(why)),
             Admission::Checked(matched) => Ok(with_actions(policy, matched, performs)),
         }
@@ -324,7 +324,7 @@ impl<S: Store + 'static> Limiter<S> {
         let runtime = RuntimeData { directory: policy.directory.as_deref(), bans };
         Ok(match policy.matcher.exclusion(client, runtime, now) {
             None => Ok(with_actions(policy, matched, performs)),
-            Some(Exclusion::Banned(_)) => Err(SkipReason::Banned),
+            Some(Exclusion::Banned(by)) => Err(SkipReason::excluded(by)),
             Some(Exclusion::Exempt(why)) => Err(SkipReason::Exempt(why)),
         })
     }

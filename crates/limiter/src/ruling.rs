@@ -77,6 +77,8 @@ pub enum RefuseReason {
     Concurrency,
     /// The client is banned.
     Banned,
+    /// The policy serves only some networks, and the client is in none of them.
+    NotAllowed,
     /// The store returned no decision about a limit that can refuse the request.
     StoreUnavailable,
 }
@@ -214,7 +216,7 @@ impl RefuseReason {
     pub const fn kind(self) -> DecisionKind {
         match self {
             Self::Limit | Self::LockOut | Self::Concurrency => DecisionKind::Rejected,
-            Self::Banned => DecisionKind::Banned,
+            Self::Banned | Self::NotAllowed => DecisionKind::Banned,
             Self::StoreUnavailable => DecisionKind::StoreFailed,
         }
     }
@@ -226,6 +228,7 @@ impl RefuseReason {
             Self::LockOut => &RefusalEntry::LOCKED_OUT,
             Self::Concurrency => &RefusalEntry::CONCURRENCY_EXCEEDED,
             Self::Banned => &RefusalEntry::BANNED,
+            Self::NotAllowed => &RefusalEntry::NOT_ALLOWED,
             Self::StoreUnavailable => &RefusalEntry::STORE_UNAVAILABLE,
         }
     }

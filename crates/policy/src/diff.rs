@@ -7,7 +7,7 @@ use tidegate_core::Cost;
 
 use crate::plan::{
     AdminPlan, ChargeBasis, Clients, ConcurrencyRule, CounterScope, CustomRule, Mode, NameSource, Plan,
-    ResiliencePlan, Rule, RuleCost, RuleMatch, RuleSharing, TokenKey,
+    ResiliencePlan, Rule, RuleCost, RuleMatch, RuleSharing, SentTier, TokenKey,
 };
 use crate::units::{percent_text, span_text};
 
@@ -230,6 +230,7 @@ fn settings(plan: &Plan, other: &Plan) -> Settings {
         admin,
         clients,
         bans,
+        allow,
         rate_limits,
         headers,
         error_body,
@@ -259,6 +260,9 @@ fn settings(plan: &Plan, other: &Plan) -> Settings {
         set(&format!("store.{key}"), value);
     }
     set("bans", describe_networks(bans));
+    if let Some(allow) = allow {
+        set("allow", if allow.is_empty() { "no network".to_owned() } else { describe_networks(allow) });
+    }
     set("headers", headers.iter().map(|style| style.name()).collect::<Vec<_>>().join(", "));
     set("error_body", error_body.name().to_owned());
     set("log.access", log.access.to_string());
@@ -340,6 +344,11 @@ fn client_settings(clients: &Clients, set: &mut dyn FnMut(&str, String)) {
     set("clients.cookie.name", cookie.clone().unwrap_or_default());
     set("clients.on_invalid", on_invalid.name().to_owned());
     set("clients.tiers.file", tiers.file.clone().unwrap_or_default());
+    let sent_tier = tiers.sent.as_ref().map(|sent| match sent {
+        SentTier::Header(name) => format!("header {name}"),
+        SentTier::Claim(claim) => format!("claim {}", claim.0),
+    });
+    set("clients.tiers", sent_tier.unwrap_or_default());
     set("clients.exempt.networks", describe_networks(&exempt.networks));
     if !exempt.api_keys.is_empty() {
         set("clients.exempt.api_keys_file", format!("{} API keys", exempt.api_keys.len()));

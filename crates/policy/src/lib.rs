@@ -79,9 +79,9 @@ pub use plan::{
     FallbackBody, FallbackPlan, HeaderMatch, HealthCheckPlan, HostPattern, HttpOptions, ListenerPlan,
     LogPlan, LogTarget, Mode, NameSource, OnInvalid, PathCase, Plan, Quota, RateLimits, ReloadPlan,
     ResiliencePlan, RetryCauses, RetryPlan, Route, Rule, RuleCondition, RuleCost, RuleMatch, RuleSharing,
-    SampleRate, Secret, SecretFile, ServiceListenerPlan, ServicePlan, StatusSet, StorePlan, StoreTlsPlan,
-    StoreUrl, Tier, TierSource, TimeoutsPlan, TokenKey, TokenPlan, TracesPlan, UnderscoreHeaders,
-    UpstreamPlan,
+    SampleRate, Secret, SecretFile, SentTier, ServiceListenerPlan, ServicePlan, StatusSet, StorePlan,
+    StoreTlsPlan, StoreUrl, Tier, TierSource, TimeoutsPlan, TokenKey, TokenPlan, TracesPlan,
+    UnderscoreHeaders, UpstreamPlan,
 };
 pub use problem::{Excerpt, Problem, Problems, Severity};
 pub use request::{

@@ -99,6 +99,7 @@ fn describe(ruling: &Ruling<'_>) -> String {
         },
         Ruling::Refuse(refuse) => match refuse.reason {
             RefuseReason::Banned => "banned".to_owned(),
+            RefuseReason::NotAllowed => "not allowed".to_owned(),
             RefuseReason::StoreUnavailable => "store failed, binding: true".to_owned(),
             reason => {
                 let after = refuse.retry_after.map(|retry_after| retry_after.wait.as_secs_ceil());

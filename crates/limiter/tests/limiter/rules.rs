@@ -99,6 +99,18 @@ async fn check_rule_banned_client_is_rejected_under_every_rule() {
 }
 
 #[tokio::test]
+async fn check_rule_client_outside_of_allow_is_rejected_and_one_without_address_is_not() {
+    let bench = Bench::new(&format!("{POLICY}allow: {{ networks: [10.0.0.0/8, 203.0.113.0/24] }}\n"));
+    let not_allowed = ("not allowed".to_owned(), "not allowed".to_owned());
+    assert_eq!(bench.check_by_name("default", "ip:192.0.2.1").await, not_allowed);
+    assert_eq!(bench.check_by_name("default", "ip:198.51.100.7").await, not_allowed, "an exempt client");
+    assert_eq!(bench.check_by_name("default", "ip:203.0.113.9").await.0, "banned");
+    for client in ["ip:10.1.2.3", "user:bob"] {
+        assert!(bench.check_by_name("default", client).await.0.starts_with("admitted"), "{client}");
+    }
+}
+
+#[tokio::test]
 async fn check_rule_exempt_client_is_not_counted() {
     let bench = Bench::new(POLICY);
     for client in ["ip:198.51.100.7", "ip:198.51.100.8"] {

@@ -3,14 +3,16 @@
 use std::sync::Arc;
 
 use crate::compile::{CompileContext, files, network, scalar};
-use crate::directory;
+use crate::directory::form::KeyForm;
+use crate::directory::{self, LineError};
 use crate::identity::{ClientKind, KeysError, Verifier};
 use crate::language::{
     API_KEY, COOKIE, EXEMPT, FINGERPRINT, IDENTITIES, IP, JWT, KEY_VERIFICATIONS, Mapping, TENANT, TIERS,
     USER,
 };
 use crate::plan::{
-    ClaimName, Clients, ExemptClients, NameSource, OnInvalid, Secret, TierSource, TokenKey, TokenPlan,
+    ClaimName, Clients, ExemptClients, NameSource, OnInvalid, Secret, SentTier, TierSource, TokenKey,
+    TokenPlan,
 };
 use crate::raw::{Fields, Finding, NodeRef, YamlNode, nearest};
 use crate::render::quote;
@@ -87,7 +89,7 @@ pub(super) fn clients<'s>(
         clients.cookie = cookie(node, context);
     }
     if let Some(fields) = section(fields, "tiers", &TIERS, context) {
-        clients.tiers = tier_source(&fields, tiers, context);
+        clients.tiers = tier_source(&fields, tiers, &clients, context);
         if let (Some(node), true) = (fields.get("file"), clients.accepts_unverified_keys) {
             let finding = Finding::error(
                 node,
@@ -335,7 +337,12 @@ fn cookie(node: &YamlNode<'_>, context: &mut CompileContext<'_, '_>) -> Option<S
     Some(text.to_owned())
 }
 
-fn tier_source(fields: &Fields<'_, '_>, tiers: &[&str], context: &mut CompileContext<'_, '_>) -> TierSource {
+fn tier_source(
+    fields: &Fields<'_, '_>,
+    tiers: &[&str],
+    clients: &Clients,
+    context: &mut CompileContext<'_, '_>,
+) -> TierSource {
     let file = fields.get("file").map(|node| {
         // An unreadable file has been reported; do not also report API keys as unverified.
         let Some(file) = files::read_file(node, context) else { return String::new() };
@@ -358,7 +365,39 @@ fn tier_source(fields: &Fields<'_, '_>, tiers: &[&str], context: &mut CompileCon
         }
         found
     });
-    TierSource { file, default }
+    TierSource { file, sent: sent_tier(fields, clients, context), default }
+}
+
+fn sent_tier(
+    fields: &Fields<'_, '_>,
+    clients: &Clients,
+    context: &mut CompileContext<'_, '_>,
+) -> Option<SentTier> {
+    let (claim, header) = (fields.get("claim"), fields.get("header"));
+    context.targets.sent_tier = NodeRef::from(claim.or(header)?);
+    if let (Some(_), Some(node)) = (claim, header) {
+        let finding = Finding::error(node, "`tiers` has both `claim` and `header`");
+        context.report.push(finding.hint("keep the one that assigns tiers, and remove the other"));
+        return None;
+    }
+    if let Some(node) = header {
+        context.targets.proxied.push(NodeRef::from(node));
+        return scalar::header(node, &mut context.report).map(SentTier::Header);
+    }
+    let node = claim?;
+    let name = scalar::text(node, "the name of a claim, for example `plan`", &mut context.report)?;
+    // A source that is invalid has been reported.
+    let is_reported =
+        |source: &Option<NameSource>, kind| source.is_none() && context.configured.contains(&kind);
+    let may_have_token =
+        is_reported(&clients.user, ClientKind::User) || is_reported(&clients.tenant, ClientKind::Tenant);
+    if clients.tier_token().is_none() && !may_have_token {
+        let finding =
+            Finding::error(node, "`claim` has no token to read: neither user nor tenant comes from one");
+        let hint = "say how tokens are verified: `clients: { user: { jwt: { jwks_file: jwks.json } } }`";
+        context.report.push(finding.hint(hint));
+    }
+    Some(SentTier::Claim(ClaimName(name.to_owned())))
 }
 
 fn exempt(fields: &Fields<'_, '_>, context: &mut CompileContext<'_, '_>) -> ExemptClients {
@@ -370,6 +409,18 @@ fn exempt(fields: &Fields<'_, '_>, context: &mut CompileContext<'_, '_>) -> Exem
     if let Some(node) = fields.get("api_keys_file")
         && let Some(file) = files::read_file(node, context)
     {
+        let form = KeyForm::Hashed;
+        let invalid: Vec<_> = files::lines(&file.bytes)
+            .filter(|(_, line)| form.listed(line).is_err())
+            .map(|(number, _)| (number, LineError::Hash.to_string()))
+            .collect();
+        files::report_invalid_lines(
+            node,
+            &file.name,
+            &invalid,
+            "one API key, or its hash, per line",
+            context,
+        );
         exempt.api_keys = files::lines(&file.bytes).map(|(_, line)| Secret::new(line)).collect();
         exempt.api_keys.sort();
         exempt.api_keys.dedup();

@@ -9,7 +9,7 @@ use crate::identity::{
     Addresses, ClaimSource, CookieName, CookieNameError, Fingerprint, FingerprintError, Identities,
     IdentityError, IdentitySource, IdentitySpec, PrefixError,
 };
-use crate::plan::{Clients, NameSource, TokenPlan};
+use crate::plan::{Clients, NameSource, SentTier, TokenPlan};
 use crate::raw::{Finding, YamlNode};
 
 /// A value that the decoder accepted but the runtime rejects. Not known to happen; it makes the policy invalid.
@@ -58,6 +58,16 @@ fn build(clients: &Clients) -> Result<Identities, IdentityBuildError> {
             Ok(IdentitySource::Claim(ClaimSource::new(header(&token.header)?, &token.claim.0, verifier)))
         }
     };
+    let tier = clients.tiers.sent.as_ref().map(|sent| match sent {
+        SentTier::Header(name) => header(name).map(|name| Some(IdentitySource::Header(name))),
+        SentTier::Claim(claim) => {
+            // The verifier is shared with the user or tenant of the same token.
+            let named = |token: &TokenPlan| {
+                source(&NameSource::Token(TokenPlan { claim: claim.clone(), ..token.clone() }))
+            };
+            clients.tier_token().map(named).transpose()
+        }
+    });
     let headers = clients.fingerprint_headers.iter().map(header).collect::<Result<_, _>>()?;
     let addresses = Addresses::default().with_trusted_proxies(clients.trusted_proxies.iter().copied());
     let spec = IdentitySpec {
@@ -66,6 +76,7 @@ fn build(clients: &Clients) -> Result<Identities, IdentityBuildError> {
         accepts_unverified_keys: clients.accepts_unverified_keys,
         user: clients.user.as_ref().map(source).transpose()?,
         tenant: clients.tenant.as_ref().map(source).transpose()?,
+        tier: tier.transpose()?.flatten(),
         addresses: addresses.with_ipv6_prefix(clients.ipv6_prefix)?,
         fingerprint: Some(Fingerprint::new(headers)?),
         cookie: clients.cookie.as_deref().map(CookieName::new).transpose()?,

@@ -35,7 +35,7 @@ use crate::directory::Directory;
 use crate::expression::ExpressionBudget;
 use crate::files::Files;
 use crate::identity::ClientKind;
-use crate::language::{BANS, CLIENTS, POLICY, RATE_LIMITS};
+use crate::language::{ALLOW, BANS, CLIENTS, POLICY, RATE_LIMITS};
 use crate::plan::{self, Clients, HttpOptions, LogPlan, PathCase, Plan, RateLimits, StorePlan, StoreUrl};
 use crate::problem::Problems;
 use crate::raw::{self, Fields, Finding, NodeRef, ProblemReport, SourcePosition, YamlNode};
@@ -208,15 +208,18 @@ pub(crate) struct WarningTargets {
     /// `None` if the policy uses the default.
     pub(crate) identify_by: Option<NodeRef>,
     pub(crate) verify: NodeRef,
-    /// The headers of `clients.user` and `clients.tenant`.
+    /// The headers of `clients.user`, `clients.tenant` and `clients.tiers`.
     pub(crate) proxied: Vec<NodeRef>,
     /// The first `jwt` of `clients.user` and `clients.tenant`.
     pub(crate) token: Option<NodeRef>,
+    /// `claim` or `header` of `clients.tiers`.
+    pub(crate) sent_tier: NodeRef,
     /// The policy sets `clients.on_invalid`.
     pub(crate) chooses_on_invalid: bool,
     pub(crate) trusted_proxies: Vec<NodeRef>,
     pub(crate) exempt_networks: Vec<NodeRef>,
     pub(crate) bans: NodeRef,
+    pub(crate) allow: NodeRef,
     pub(crate) store: NodeRef,
     /// Some keys of `store`, if the policy sets them.
     pub(crate) store_keys: std::collections::HashMap<&'static str, NodeRef>,
@@ -265,6 +268,7 @@ fn decode<'s>(
         None => Some(RateLimits::default()),
     };
     let bans = bans(&fields, clients.as_ref(), context);
+    let allow = fields.get("allow").map(|node| allow(node, context));
     let headers = headers(&fields, &mut context.report);
     let error_body = error_body(&fields, &mut context.report);
     let log = log(&fields, &mut context.report);
@@ -283,6 +287,7 @@ fn decode<'s>(
         clients,
         bans,
         file_bans: std::mem::take(&mut context.file_bans),
+        allow,
         rate_limits: rate_limits?,
         headers,
         error_body: error_body?,
@@ -304,6 +309,12 @@ fn bans<'s>(
     context.targets.bans = NodeRef::from(node);
     let fields = Fields::open(node, &BANS, &mut context.report);
     fields.map_or_else(Vec::new, |fields| network::bans(&fields, clients, context))
+}
+
+fn allow<'s>(node: &YamlNode<'s>, context: &mut CompileContext<'s, '_>) -> Vec<IpNet> {
+    context.targets.allow = NodeRef::from(node);
+    let fields = Fields::open(node, &ALLOW, &mut context.report);
+    fields.map_or_else(Vec::new, |fields| network::allow(node, &fields, context))
 }
 
 fn log<'s>(fields: &Fields<'_, 's>, report: &mut ProblemReport<'s>) -> Option<LogPlan> {

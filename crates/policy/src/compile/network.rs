@@ -111,23 +111,55 @@ pub(super) fn bans(
     if let Some(node) = fields.get("networks") {
         banned.extend(parse_all(node, parse, &mut context.report).into_iter().map(|(network, _)| network));
     }
-    if let Some(node) = fields.get("file")
-        && let Some(file) = files::read_file(node, context)
-    {
-        let mut invalid = Vec::new();
-        for (number, line) in files::lines(&file.bytes) {
-            let text = String::from_utf8_lossy(line);
-            match parse(&text) {
-                Ok(network) => context.file_bans.push(network),
-                Err(NetworkProblem { what, .. }) => invalid.push((number, what)),
-            }
-        }
-        files::report_invalid_lines(node, &file.name, &invalid, EXPECTED, context);
+    if let Some(node) = fields.get("file") {
+        context.file_bans = sorted(read_networks(node, parse, context));
     }
-    context.file_bans.sort();
-    context.file_bans.dedup();
     banned.extend(&context.file_bans);
-    banned.sort();
-    banned.dedup();
-    banned
+    sorted(banned)
+}
+
+/// Decodes `allow`: the networks of the policy and of the file. A single IPv6 address means only this address.
+pub(super) fn allow(
+    node: &YamlNode<'_>,
+    fields: &Fields<'_, '_>,
+    context: &mut CompileContext<'_, '_>,
+) -> Vec<IpNet> {
+    let mut allowed: Vec<IpNet> = Vec::new();
+    if let Some(node) = fields.get("networks") {
+        allowed.extend(networks(node, &mut context.report).into_iter().map(|(network, _)| network));
+    }
+    match fields.get("file") {
+        Some(node) => allowed.extend(read_networks(node, network, context)),
+        None if fields.get("networks").is_none() => {
+            let finding = Finding::error(node, "`allow` has neither `networks` nor `file`");
+            let finding = finding.expected("`networks` or `file`");
+            context.report.push(finding.hint("add one of them, or remove `allow` to serve all networks"));
+        }
+        None => {}
+    }
+    sorted(allowed)
+}
+
+/// Reads a file of networks, one per line.
+fn read_networks(
+    node: &YamlNode<'_>,
+    parse: impl Fn(&str) -> Result<IpNet, NetworkProblem>,
+    context: &mut CompileContext<'_, '_>,
+) -> Vec<IpNet> {
+    let Some(file) = files::read_file(node, context) else { return Vec::new() };
+    let (mut found, mut invalid) = (Vec::new(), Vec::new());
+    for (number, line) in files::lines(&file.bytes) {
+        match parse(&String::from_utf8_lossy(line)) {
+            Ok(network) => found.push(network),
+            Err(NetworkProblem { what, .. }) => invalid.push((number, what)),
+        }
+    }
+    files::report_invalid_lines(node, &file.name, &invalid, EXPECTED, context);
+    found
+}
+
+fn sorted(mut networks: Vec<IpNet>) -> Vec<IpNet> {
+    networks.sort();
+    networks.dedup();
+    networks
 }

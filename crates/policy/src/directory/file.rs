@@ -1,5 +1,6 @@
 //! Reads a directory from a CSV or YAML file.
 
+use crate::directory::form::KeyForm;
 use crate::directory::{Directory, DirectoryBuilder, LineError};
 use crate::problem::Problems;
 use crate::raw::{self, Finding, ProblemReport, YamlValue};
@@ -39,7 +40,8 @@ fn from_yaml(file: &str, bytes: &[u8], tiers: &[&str]) -> Result<Directory, Prob
     if report.failed() {
         return Err(report.finish(None));
     }
-    let mut builder = DirectoryBuilder::new(tiers);
+    let form = KeyForm::of_list(entries.iter().map(|entry| entry.key.text.as_bytes()));
+    let mut builder = DirectoryBuilder::new(tiers, form);
     for entry in entries {
         let line = u64::from(entry.key.position.line);
         let added = fields(&entry.value).and_then(|(tier, tenant)| {
@@ -84,6 +86,7 @@ fn fields<'n>(node: &'n raw::YamlNode<'_>) -> Result<(&'n str, Option<&'n str>),
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::directory::form;
 
     const TIERS: [&str; 2] = ["free", "premium"];
 
@@ -97,6 +100,40 @@ mod tests {
         }
         assert_eq!(yaml.get(b"sk_2").unwrap().tenant, Some("acme"));
         assert!(read("keys.yml", b"", &TIERS).unwrap().is_empty());
+    }
+
+    #[test]
+    fn hashed_keys_are_found_by_their_key_and_not_by_their_hash() {
+        let hash = "sha256:ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad";
+        let csv = format!("key,tier\n{hash},premium,acme\nsk_1,free\n");
+        let yaml =
+            format!("\"sha\\u0032\\u00356{}\": {{ tier: premium, tenant: acme }}\nsk_1: free\n", &hash[6..]);
+        for (file, text) in [("keys.csv", &csv), ("keys.yaml", &yaml)] {
+            let directory = read(file, text.as_bytes(), &TIERS).unwrap();
+            assert_eq!(directory.get(b"abc").unwrap().tenant, Some("acme"), "{file}");
+            assert_eq!(directory.get(b"sk_1").unwrap().tier, "free");
+            let digest = form::KeyForm::Hashed.sent(b"abc");
+            assert_eq!((directory.get(hash.as_bytes()), directory.get(digest.as_bytes())), (None, None));
+        }
+        // In both forms, and in two cases.
+        for other in ["abc".to_owned(), hash.to_uppercase()] {
+            let error =
+                read("keys.csv", format!("{hash},free\n{other},premium\n").as_bytes(), &TIERS).unwrap_err();
+            assert!(error.to_string().contains("duplicate key"), "{error}");
+        }
+        let error = read("keys.csv", format!("{},free\n", &hash[..60]).as_bytes(), &TIERS).unwrap_err();
+        assert!(error.to_string().contains("64 hexadecimal digits"), "{error}");
+        assert!(!error.to_string().contains("ba7816"), "{error}");
+    }
+
+    #[test]
+    fn list_whose_keys_are_hashed_loses_none() {
+        let plain = read("keys.csv", b"abc,free\nb,free\nc,free\n", &TIERS).unwrap();
+        let hashed = "sha256:ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad,free\n";
+        let with = |rest: &str| read("keys.csv", format!("{hashed}{rest}").as_bytes(), &TIERS).unwrap();
+        assert_eq!(plain.count_missing_in(&with("b,free\nc,free\n")), 0);
+        assert_eq!(plain.count_missing_in(&with("")), 2);
+        assert_eq!(with("b,free\n").count_missing_in(&with("c,free\n")), 1);
     }
 
     #[test]

@@ -7,7 +7,7 @@
 //! sk_live_9x2,free
 //! ```
 //!
-//! The header line and the tenant (with its comma) are optional. Lines that begin with `#` and empty lines are skipped.
+//! The header line and the tenant (with its comma) are optional. In place of a key, a line may have `sha256:` and its hash. Lines that begin with `#` and empty lines are skipped.
 //! Fields may be quoted. Lines end with LF or CRLF.
 //!
 //! Keys are secrets and there may be millions of them, so the directory does not store them: it stores a 128-bit
@@ -15,6 +15,7 @@
 //! n · 2^-128. A directory is immutable; after a change of the file the caller builds a new one.
 
 pub(crate) mod file;
+pub(crate) mod form;
 mod problem;
 mod table;
 
@@ -25,6 +26,7 @@ use std::sync::LazyLock;
 use hashbrown::{HashMap, HashTable};
 use siphasher::sip128::SipHasher13;
 
+use form::KeyForm;
 use problem::ProblemCollector;
 pub use problem::{DirectoryError, LineError, LineProblem};
 use table::{DuplicateKey, KeyHash, KeyTable};
@@ -33,6 +35,7 @@ use table::{DuplicateKey, KeyHash, KeyTable};
 pub struct Directory {
     /// Indexes into `grants`.
     keys: KeyTable,
+    form: KeyForm,
     seed: Seed,
     /// Indexes into `tiers` and `tenants`.
     grants: Vec<(u32, u32)>,
@@ -66,7 +69,7 @@ impl Directory {
     /// # Ok::<(), tidegate_policy::DirectoryError>(())
     /// ```
     pub fn from_csv(text: &[u8], tiers: &[impl AsRef<str>]) -> Result<Self, DirectoryError> {
-        let mut builder = DirectoryBuilder::new(tiers);
+        let mut builder = DirectoryBuilder::new(tiers, KeyForm::of_text(text));
         let mut reader = csv::ReaderBuilder::new()
             .has_headers(false)
             .flexible(true)
@@ -93,7 +96,7 @@ impl Directory {
 
     /// Returns the tier and tenant of `key`.
     pub fn get(&self, key: &[u8]) -> Option<Grant<'_>> {
-        let grant = self.keys.find(&self.seed.hash(key))?;
+        let grant = self.keys.find(&self.seed.hash(self.form.sent(key).as_bytes()))?;
         let &(tier, tenant) = self.grants.get(grant as usize)?;
         let tier_index = tier as usize;
         Some(Grant { tier: self.tiers.get(tier_index)?, tier_index, tenant: self.tenants.get(tenant) })
@@ -109,8 +112,12 @@ impl Directory {
         self.len() == 0
     }
 
-    /// How many keys are not in `other`. Tiers and tenants do not matter.
+    /// How many keys are not in `other`. Tiers and tenants do not matter. If only one of the two is hashed, keys cannot be compared,
+    /// and their numbers are.
     pub(crate) fn count_missing_in(&self, other: &Self) -> usize {
+        if self.form != other.form {
+            return self.len().saturating_sub(other.len());
+        }
         self.keys.iter().filter(|key| other.keys.find(key).is_none()).count()
     }
 
@@ -163,9 +170,10 @@ struct KeyLine {
 }
 
 impl DirectoryBuilder {
-    fn new(tiers: &[impl AsRef<str>]) -> Self {
+    fn new(tiers: &[impl AsRef<str>], form: KeyForm) -> Self {
         let directory = Directory {
             keys: KeyTable::for_entries(0),
+            form,
             seed: Seed::of_process(),
             grants: Vec::new(),
             tiers: tiers.iter().map(|tier| tier.as_ref().into()).collect(),
@@ -193,6 +201,7 @@ impl DirectoryBuilder {
         if !key.is_ascii() {
             return Err(LineError::NotAscii);
         }
+        let formed = self.directory.form.listed(key).map_err(|_| LineError::Hash)?;
         let tier = self.tier(tier).ok_or_else(|| self.unknown(tier, key))?;
         let tenant = match record.get(2) {
             None | Some(b"") => NO_TENANT,
@@ -203,7 +212,7 @@ impl DirectoryBuilder {
         if grant == next {
             self.directory.grants.push((tier, tenant));
         }
-        self.lines.push(KeyLine { key: self.directory.seed.hash(key), grant, number });
+        self.lines.push(KeyLine { key: self.directory.seed.hash(formed.as_bytes()), grant, number });
         Ok(())
     }
 

@@ -78,6 +78,11 @@ pub enum LineError {
     /// The key is not ASCII. Requests with such a key are rejected, as servers read it differently.
     #[error("the key contains a character outside of ASCII, so requests with it get 400; change the key")]
     NotAscii,
+    /// `sha256:` is not followed by a hash.
+    #[error(
+        "`sha256:` is not followed by 64 hexadecimal digits; print them with `printf %s KEY | sha256sum`"
+    )]
+    Hash,
     /// A field contains a control character, for example a line break.
     #[error("a field contains a control character or a line break; check for an unclosed quote")]
     Control,

@@ -56,6 +56,7 @@ impl ExplainedClient {
             how.push_str("; ");
             how.push_str(&problem);
         }
+        how.push_str(&tier_note(matcher, identity));
         let lossy = |bytes: &[u8]| sanitize(&String::from_utf8_lossy(bytes));
         Self {
             kind: kind.name(),
@@ -65,6 +66,19 @@ impl ExplainedClient {
             tier: matcher.tier(identity).map(|(_, tier)| tier.name.clone()),
             tenant: identity.tenant().map(lossy),
         }
+    }
+}
+
+/// Why the tier that a request names does not count.
+fn tier_note(matcher: &Matcher, identity: &Identity<'_>) -> String {
+    let tiers = &matcher.plan().rate_limits.tiers;
+    match identity.sent_tier() {
+        Some(name) if tiers.iter().all(|tier| tier.name.as_bytes() != name) => {
+            let name = sanitize(&String::from_utf8_lossy(name));
+            format!("; the tier `{name}` that it names is not in `rate_limits.tiers`")
+        }
+        None if identity.has_token_without_tier() => "; the token grants no tier".to_owned(),
+        _ => String::new(),
     }
 }
 

@@ -107,6 +107,8 @@ pub enum ExplainedVerdict {
         /// `policy`, or `operator` for a ban that was set at run time.
         by: &'static str,
     },
+    /// The request is rejected with 403: the client's address is in no network of `allow`.
+    NotAllowed,
     /// The request is rejected before limits are checked.
     Rejected {
         /// The status of the response: 400, or 404 if no route matches.
@@ -266,6 +268,7 @@ impl ExplainedVerdict {
     fn banned(by: BanSource<'_>) -> Self {
         let (subject, by) = match by {
             BanSource::Policy(network) => (network.to_string(), "policy"),
+            BanSource::NotAllowed => return Self::NotAllowed,
             BanSource::Operator(ban) => (ban.subject.to_string(), "operator"),
         };
         Self::Banned { subject, by }

@@ -52,6 +52,9 @@ impl fmt::Display for Explanation {
             ExplainedVerdict::Banned { subject, by } => {
                 writeln!(f, "verdict   403: {subject} is banned by an {by}")
             }
+            ExplainedVerdict::NotAllowed => {
+                writeln!(f, "verdict   403: {} is in no network of `allow`", client.address)
+            }
             ExplainedVerdict::Rejected { status, reason } => writeln!(f, "verdict   {status}: {reason}"),
             ExplainedVerdict::Admitted if rules.is_empty() && concurrency_checks.is_empty() => {
                 writeln!(f, "verdict   admitted: no limit applies")

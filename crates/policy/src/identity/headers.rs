@@ -49,8 +49,8 @@ pub enum HeaderError {
     /// A header contains more tokens than are verified.
     #[error("header `{0}` contains too many tokens; send one")]
     TooManyTokens(HeaderName),
-    /// The tokens in a header name different users or tenants. Servers disagree about which token they use.
-    #[error("the tokens in header `{0}` name different users or tenants; send one token")]
+    /// The tokens in a header name different users, tenants or tiers. Servers disagree about which token they use.
+    #[error("the tokens in header `{0}` name different users, tenants or tiers; send one token")]
     DifferentTokens(HeaderName),
     /// A header contains no valid token, and the policy rejects such requests.
     #[error("header `{0}` contains no valid token; send a token that is signed and has not expired")]
@@ -98,8 +98,8 @@ impl HeaderError {
 impl HeaderRules {
     /// The rules of `plan`.
     pub fn new(plan: &Plan) -> Self {
-        let IdentitySpec { api_key, user, tenant, fingerprint, cookie, .. } = &plan.identities.spec;
-        let sources = || [user, tenant].into_iter().flatten();
+        let IdentitySpec { api_key, user, tenant, tier, fingerprint, cookie, .. } = &plan.identities.spec;
+        let sources = || [user, tenant, tier].into_iter().flatten();
         let proxied: Vec<_> = sources().filter_map(IdentitySource::header).cloned().collect();
         let tokens = sources().filter_map(|source| match source {
             IdentitySource::Claim(claim) => Some(claim.header()),

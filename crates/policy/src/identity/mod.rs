@@ -18,6 +18,7 @@ mod forwarded;
 mod headers;
 mod jwt;
 mod key;
+mod kind;
 mod name;
 mod redact;
 mod rule_client;
@@ -37,6 +38,7 @@ pub use cookie::{CookieName, CookieNameError};
 pub use fingerprint::{Fingerprint, FingerprintError};
 pub use headers::{ConfusedHeaders, HeaderError, HeaderRules};
 pub use jwt::{ClaimSource, Claims, KeysError, TokenError, Verifier};
+pub use kind::ClientKind;
 pub(crate) use name::LookupKey;
 pub use name::{ClientName, ClientNameError};
 pub use rule_client::RuleClient;
@@ -44,68 +46,6 @@ pub use rule_client::RuleClient;
 use self::jwt::TokenReading;
 use crate::directory::{Directory, Grant};
 use crate::facts::Facts;
-
-/// The kind of an identity.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum ClientKind {
-    /// An API key.
-    ApiKey,
-    /// A user.
-    User,
-    /// A tenant: a customer with many users or keys.
-    Tenant,
-    /// An address; IPv6 by its prefix.
-    Ip,
-    /// A hash of chosen headers.
-    Fingerprint,
-    /// A cookie.
-    Cookie,
-    /// None: all clients without an identity are counted together.
-    Anonymous,
-}
-
-impl ClientKind {
-    /// The kinds that a policy can name; `anonymous` is not one of them.
-    pub const NAMED: [Self; 6] =
-        [Self::ApiKey, Self::User, Self::Tenant, Self::Ip, Self::Fingerprint, Self::Cookie];
-
-    /// The name in policies.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::ApiKey => "api_key",
-            Self::User => "user",
-            Self::Tenant => "tenant",
-            Self::Ip => "ip",
-            Self::Cookie => "cookie",
-            Self::Fingerprint => "fingerprint",
-            Self::Anonymous => "anonymous",
-        }
-    }
-
-    /// The kind with this name, of those that a policy can name.
-    pub fn named(name: &str) -> Option<Self> {
-        Self::NAMED.into_iter().find(|kind| kind.name() == name)
-    }
-
-    /// The first byte of such an identity in keys of counters. It must never change.
-    const fn tag(self) -> u8 {
-        match self {
-            Self::ApiKey => b'k',
-            Self::User => b'u',
-            Self::Tenant => b't',
-            Self::Ip => b'a',
-            Self::Cookie => b'c',
-            Self::Fingerprint => b'f',
-            Self::Anonymous => b'-',
-        }
-    }
-}
-
-impl fmt::Display for ClientKind {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name())
-    }
-}
 
 /// Where to find a user or a tenant.
 #[derive(Debug, Clone)]
@@ -139,6 +79,8 @@ pub struct IdentitySpec {
     pub user: Option<IdentitySource>,
     /// Where to find the tenant, unless the directory assigns one to the API key.
     pub tenant: Option<IdentitySource>,
+    /// Where to find the tier, unless the directory assigns one to the API key. A claim is one of the token of the user or the tenant.
+    pub tier: Option<IdentitySource>,
     /// How addresses are found and counted.
     pub addresses: Addresses,
     /// The fingerprint.
@@ -156,6 +98,7 @@ impl Default for IdentitySpec {
             accepts_unverified_keys: false,
             user: None,
             tenant: None,
+            tier: None,
             addresses: Addresses::default(),
             fingerprint: None,
             cookie: None,
@@ -232,6 +175,14 @@ impl Identities {
             IdentitySource::Claim(source) => Some(source),
             IdentitySource::Header(_) => None,
         })
+    }
+
+    /// The source of tiers that is a claim of a token.
+    pub(crate) fn tier_claim(&self) -> Option<&ClaimSource> {
+        match self.spec.tier.as_ref()? {
+            IdentitySource::Claim(source) => Some(source),
+            IdentitySource::Header(_) => None,
+        }
     }
 
     /// The API key of a request as sent, and its header.
@@ -414,6 +365,23 @@ impl<'a> Identity<'a> {
         self.sent_tenant().filter(|sent| *sent != granted)
     }
 
+    /// The tier that the request itself names. A token grants one only if it is valid now and beside no other that is not.
+    pub(crate) fn sent_tier(&self) -> Option<&[u8]> {
+        match self.spec.tier.as_ref()? {
+            IdentitySource::Header(name) => self.proxied(name),
+            IdentitySource::Claim(source) => {
+                let tokens = self.tier_tokens(source)?;
+                tokens.is_valid(self.now).then(|| tokens.name(source.claim()).map(str::as_bytes)).flatten()
+            }
+        }
+    }
+
+    /// Whether the policy reads tiers from the token of this request, and the token grants none.
+    pub(crate) fn has_token_without_tier(&self) -> bool {
+        let Some(IdentitySource::Claim(source)) = &self.spec.tier else { return false };
+        self.tier_tokens(source).is_some() && self.sent_tier().is_none()
+    }
+
     /// The full address. Counters use its prefix.
     pub fn address(&self) -> IpAddr {
         let find = || self.spec.addresses.client(self.facts.headers, self.facts.peer);
@@ -529,6 +497,14 @@ impl<'a> Identity<'a> {
 
     fn user_tokens(&self, source: &ClaimSource) -> Option<&TokenReading> {
         self.user_token.get_or_init(|| source.read(self.facts.headers)).as_ref()
+    }
+
+    /// The tokens of the user, or else those of the tenant.
+    fn tier_tokens(&self, source: &ClaimSource) -> Option<&TokenReading> {
+        match &self.spec.user {
+            Some(IdentitySource::Claim(user)) if user.shares_token(source) => self.user_tokens(user),
+            _ => self.tenant_tokens(source),
+        }
     }
 
     /// If user and tenant share a token, it is verified only once.

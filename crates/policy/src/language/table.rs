@@ -64,6 +64,12 @@ pub(crate) static POLICY: Mapping = Mapping {
             "{ networks: [203.0.113.0/24] }",
         ),
         PolicyKey::new(
+            "allow",
+            Object(&ALLOW),
+            "The only networks whose requests are served. Requests from elsewhere get 403.",
+            "{ networks: [10.0.0.0/8] }",
+        ),
+        PolicyKey::new(
             "rate_limits",
             Object(&RATE_LIMITS),
             "The limits.",
@@ -407,7 +413,7 @@ pub(crate) static IP: Mapping = Mapping {
         PolicyKey::new(
             "trusted_proxies",
             OneOrMany(&NETWORK),
-            "Proxies whose `Forwarded` and `X-Forwarded-For` headers are trusted (read from right to left), and whose headers for user and tenant count.",
+            "Proxies whose `Forwarded` and `X-Forwarded-For` headers are trusted (read from right to left), and whose headers for user, tenant and tier count.",
             "[10.0.0.0/8]",
         ),
         PolicyKey::new(
@@ -449,15 +455,33 @@ pub(crate) static COOKIE: Mapping = Mapping {
 pub(crate) static TIERS: Mapping = Mapping {
     name: "`tiers`",
     path: "clients.tiers",
-    doc: "Which client has which tier. `rate_limits.tiers` defines the limits of the tiers.",
+    doc: "Which client has which tier. `rate_limits.tiers` defines the limits of the tiers. The file takes precedence; then the claim or the \
+          header, of which one can be set; then `default`. A name that is not in `rate_limits.tiers` assigns no tier.",
     keys: &[
         PolicyKey::new(
             "file",
             FILE,
-            "A CSV file with API key, tier and tenant; or a YAML file that maps API keys to tiers or to `{ tier, tenant }`.",
+            "A CSV file with API key, tier and tenant; or a YAML file that maps API keys to tiers or to `{ tier, tenant }`. In place of a key, the file may have `sha256:` and the SHA-256 hash of the key in hexadecimal.",
             "keys.csv",
         ),
-        PolicyKey::new("default", Text("name"), "The tier of clients that the file does not list.", "free"),
+        PolicyKey::new(
+            "claim",
+            Text("name"),
+            "The claim that contains the tier, in the token of `clients.user.jwt`, or else of `clients.tenant.jwt`. Only a token that is valid now counts.",
+            "plan",
+        ),
+        PolicyKey::new(
+            "header",
+            HEADER,
+            "The header that contains the tier. It counts only if the peer is in `clients.ip.trusted_proxies`; from any other peer it is removed.",
+            "X-Plan",
+        ),
+        PolicyKey::new(
+            "default",
+            Text("name"),
+            "The tier of clients to which nothing else assigns one.",
+            "free",
+        ),
     ],
 };
 
@@ -470,7 +494,7 @@ pub(crate) static EXEMPT: Mapping = Mapping {
         PolicyKey::new(
             "api_keys_file",
             FILE,
-            "A file of API keys, one per line; `#` at the start of a line or after white space starts a comment.",
+            "A file of API keys, one per line; `#` at the start of a line or after white space starts a comment. Keys may be hashed as in `clients.tiers.file`.",
             "friends.txt",
         ),
     ],
@@ -487,6 +511,22 @@ pub(crate) static BANS: Mapping = Mapping {
             FILE,
             "A file of networks, one per line; `#` at the start of a line or after white space starts a comment.",
             "bans.txt",
+        ),
+    ],
+};
+
+pub(crate) static ALLOW: Mapping = Mapping {
+    name: "`allow`",
+    path: "allow",
+    doc: "The only networks whose requests are served, by the client's address. Requests from elsewhere get 403, like those of banned \
+          clients; requests from these networks are limited, unless they are exempt. Set one of these keys, or both.",
+    keys: &[
+        PolicyKey::new("networks", OneOrMany(&NETWORK), "The networks.", "[10.0.0.0/8]"),
+        PolicyKey::new(
+            "file",
+            FILE,
+            "A file of networks, one per line; `#` at the start of a line or after white space starts a comment.",
+            "partners.txt",
         ),
     ],
 };

@@ -27,6 +27,9 @@ impl Matcher {
             }
         }
         let identities = &self.plan.identities;
+        if let Some(source) = identities.tier_claim() {
+            source.check(headers)?;
+        }
         if let Some(name) =
             directory.and_then(|directory| identities.header_with_several_keys(headers, directory))
         {

@@ -35,6 +35,11 @@ impl Matcher {
         if let Some(ban) = bans.and_then(|bans| bans.find(&identity, now)) {
             return Admission::Banned { by: BanSource::Operator(ban) };
         }
+        if let Some(allowed) = &self.allowed
+            && allowed.find(identity.address()).is_none()
+        {
+            return Admission::Banned { by: BanSource::NotAllowed };
+        }
         if let Some(why) = self.exemption(&identity) {
             return Admission::Exempt { why };
         }
@@ -132,7 +137,7 @@ impl Matcher {
         self.exempt_keys.contains(key).then_some(Exemption::ApiKey)
     }
 
-    /// The client's tier and its index. If the directory was built for another plan, the tier is found by name.
+    /// The client's tier and its index: that of its API key, or else the one that the request names. If the directory was built for another plan, the tier is found by name.
     pub(crate) fn tier<'a>(&'a self, identity: &Identity<'_>) -> Option<(usize, &'a Tier)> {
         let tiers = &self.plan.rate_limits.tiers;
         let granted = identity.grant().and_then(|grant| {
@@ -141,7 +146,11 @@ impl Matcher {
                 .map(|tier| (grant.tier_index, tier))
                 .or_else(|| tiers.iter().enumerate().find(|(_, tier)| tier.name == grant.tier))
         });
-        granted.or_else(|| {
+        let sent = || {
+            let name = identity.sent_tier()?;
+            tiers.iter().enumerate().find(|(_, tier)| tier.name.as_bytes() == name)
+        };
+        granted.or_else(sent).or_else(|| {
             let default = self.plan.clients.tiers.default?;
             tiers.get(default).map(|tier| (default, tier))
         })

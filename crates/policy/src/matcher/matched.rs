@@ -135,6 +135,8 @@ pub enum Admission<'a, 'k> {
 pub enum BanSource<'a> {
     /// The policy bans this network.
     Policy(IpNet),
+    /// The policy serves only some networks, and the client's address is in none of them.
+    NotAllowed,
     /// An operator has banned the client or its network at run time.
     Operator(&'a Ban),
 }

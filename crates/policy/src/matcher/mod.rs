@@ -16,9 +16,10 @@ mod target;
 use std::sync::Arc;
 
 use foldhash::fast::RandomState;
-use hashbrown::{HashMap, HashSet};
+use hashbrown::HashMap;
 
 pub use exclusion::Exclusion;
+use exclusion::ExemptKeys;
 use index::PathIndex;
 use matched::RuleRef;
 pub use matched::{
@@ -66,8 +67,10 @@ pub struct Matcher {
     everywhere: Vec<u32>,
     header_rules: HeaderRules,
     exempt: Networks,
-    exempt_keys: HashSet<Box<[u8]>, RandomState>,
+    exempt_keys: ExemptKeys,
     bans: Networks,
+    /// The networks that are served; `None` for all.
+    allowed: Option<Networks>,
     has_penalties: bool,
     has_settlements: bool,
     has_actions: bool,
@@ -95,8 +98,9 @@ impl Matcher {
             (0..).zip(matches).filter(|(_, matches)| matches.paths.is_empty()).map(|(at, _)| at).collect();
         let paths = PathTables::new(&plan);
         let exempt = &plan.clients.exempt;
-        let exempt_keys = exempt.api_keys.iter().map(|key| key.expose().into()).collect();
+        let exempt_keys = ExemptKeys::new(&exempt.api_keys);
         let (exempt, bans) = (Networks::new(&exempt.networks), Networks::new(&plan.bans));
+        let allowed = plan.allow.as_deref().map(Networks::new);
         let is_settled_later = |custom: &CustomRule| {
             custom.charge != ChargeBasis::UpFront || matches!(custom.cost, RuleCost::Body(_))
         };
@@ -120,6 +124,7 @@ impl Matcher {
             exempt,
             exempt_keys,
             bans,
+            allowed,
             has_penalties,
             has_settlements,
             has_actions,

@@ -8,6 +8,7 @@ use crate::path::PathError;
 
 mod credentials;
 mod readings;
+mod tiers;
 
 fn matcher(policy: &str) -> Matcher {
     let compiled = crate::compile("policy.yaml", policy.as_bytes(), &NoFiles);
@@ -24,6 +25,7 @@ fn checks(matcher: &Matcher, request: &str, lines: &[(&str, &str)]) -> Vec<Strin
     with_admission(matcher, request, lines, |admission| match admission {
         Admission::Exempt { why } => vec![format!("{why:?}")],
         Admission::Banned { by: BanSource::Policy(network) } => vec![format!("banned {network}")],
+        Admission::Banned { by: BanSource::NotAllowed } => vec!["not allowed".to_owned()],
         Admission::Banned { by: BanSource::Operator(ban) } => vec![format!("banned {}", ban.subject)],
         Admission::Checked(matched_request) => {
             let lines = matched_request.checks().iter().zip(matched_request.rules()).map(|(check, rule)| {
@@ -214,6 +216,29 @@ rate_limits: { default: { requests: 5, window: 1 } }
     assert_eq!(from("10.1.2.3"), "banned 10.1.0.0/16");
     assert_eq!(from("10.2.2.3"), "Network(10.0.0.0/8)");
     assert!(from("192.0.2.1").starts_with("default"));
+}
+
+#[test]
+fn client_outside_of_allow_is_rejected_before_exemptions_and_after_bans() {
+    let matcher = matcher(
+        "
+clients: { ip: { trusted_proxies: [65.0.0.0/8] }, exempt: { networks: [10.2.0.0/16, 192.0.2.0/24] } }
+bans: { networks: [10.1.0.0/16] }
+allow: { networks: [10.0.0.0/8, 203.0.113.0/24, '2001:db8::7'] }
+rate_limits: { default: { requests: 5, window: 1 } }
+",
+    );
+    let from = |address| checks(&matcher, "GET /", &[("x-forwarded-for", address)]).concat();
+    assert_eq!(from("10.1.2.3"), "banned 10.1.0.0/16");
+    assert_eq!(from("10.2.2.3"), "Network(10.2.0.0/16)");
+    for address in ["10.3.0.1", "203.0.113.9", "2001:db8::7", "::ffff:203.0.113.9"] {
+        assert!(from(address).starts_with("default"), "{address}");
+    }
+    // A form of an address that any host could write does not prove that the client has it.
+    for address in ["192.0.2.1", "203.0.112.9", "2001:db8::8", "64:ff9b::203.0.113.9", "2002:cb00:7109::1"] {
+        assert_eq!(from(address), "not allowed", "{address}");
+    }
+    assert_eq!(checks(&matcher, "GET /", &[]).concat(), "not allowed", "the proxy itself");
 }
 
 #[test]

@@ -37,6 +37,14 @@ pub struct Clients {
 }
 
 impl Clients {
+    /// The token that may name a tier: that of the user, or else that of the tenant.
+    pub(crate) fn tier_token(&self) -> Option<&TokenPlan> {
+        [&self.user, &self.tenant].into_iter().find_map(|source| match source {
+            Some(NameSource::Token(token)) => Some(token),
+            Some(NameSource::Header(_)) | None => None,
+        })
+    }
+
     /// Whether a penalty may lock out this identity. Other clients must not have it, and a client must not be able to use
     /// that of another.
     pub(crate) fn may_lock_out(&self, kind: ClientKind) -> bool {
@@ -157,10 +165,28 @@ impl fmt::Debug for Secret {
 /// Assigns tiers to clients. The server reads and watches the file.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct TierSource {
-    /// A CSV file: API key, tier, tenant.
+    /// A CSV file: API key, tier, tenant. It takes precedence over the request.
     pub file: Option<String>,
+    /// Where requests name the tier of their client.
+    pub sent: Option<SentTier>,
     /// The tier of all other clients, as an index into the plan's tiers.
     pub default: Option<usize>,
+}
+
+impl TierSource {
+    /// Whether any client can have a tier.
+    pub(crate) fn assigns_tiers(&self) -> bool {
+        self.file.is_some() || self.sent.is_some() || self.default.is_some()
+    }
+}
+
+/// Where a request names the tier of its client.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum SentTier {
+    /// In a header, which is only used if the peer is a trusted proxy.
+    Header(String),
+    /// In this claim of the token that names the user, or else the tenant. Only a token that is valid now counts.
+    Claim(ClaimName),
 }
 
 /// Clients that are exempt from limits.

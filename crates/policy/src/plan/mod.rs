@@ -28,7 +28,8 @@ use crate::identity::Identities;
 
 pub use action::{DeferAction, DegradedUpstream, ExceedAction};
 pub use clients::{
-    ClaimName, Clients, ExemptClients, NameSource, OnInvalid, Secret, TierSource, TokenKey, TokenPlan,
+    ClaimName, Clients, ExemptClients, NameSource, OnInvalid, Secret, SentTier, TierSource, TokenKey,
+    TokenPlan,
 };
 pub use cost::{ChargeBasis, RuleCost, StatusSet};
 pub use http::{EncodedSlash, HttpOptions, PathCase, UnderscoreHeaders};
@@ -38,6 +39,7 @@ pub use limits::{
     RuleMatch, Tier,
 };
 pub use mode::{CanaryShare, Mode};
+pub(crate) use reload::AddressRanges;
 pub use reload::{ExcessiveLoss, ReloadPlan};
 pub use resilience::{
     BreakerPlan, BreakerScope, BulkheadPlan, EjectPlan, FallbackBody, FallbackPlan, ResiliencePlan,
@@ -70,6 +72,8 @@ pub struct Plan {
     pub bans: Vec<IpNet>,
     /// Those of them that the ban file lists.
     pub file_bans: Vec<IpNet>,
+    /// The only networks whose requests are served, in ascending order; `None` for all.
+    pub allow: Option<Vec<IpNet>>,
     /// The limits.
     pub rate_limits: RateLimits,
     /// The rate-limit header styles of responses.

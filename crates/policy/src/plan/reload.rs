@@ -58,9 +58,17 @@ impl Plan {
 
     /// The lists that other programs write, with their lengths and the number of members that `new` lacks: as many others do not
     /// replace them. Bans of the file count for themselves too: the policy may have many others.
-    fn losses(&self, new: &Self) -> [(&'static str, usize, usize); 4] {
+    fn losses(&self, new: &Self) -> [(&'static str, usize, usize); 5] {
         let banned = AddressRanges::of(&new.bans);
         let lifted = |bans: &[IpNet]| bans.iter().filter(|network| !banned.contain(network)).count();
+        // Without `allow`, all networks are served.
+        let (allowed, removed_allowed) = match (&self.allow, &new.allow) {
+            (Some(old), Some(new)) => {
+                let served = AddressRanges::of(new);
+                (old.len(), old.iter().filter(|network| !served.contain(network)).count())
+            }
+            (old, _) => (old.as_ref().map_or(0, Vec::len), 0),
+        };
         let keys = self.directory.as_ref().map_or(0, |directory| directory.len());
         let removed_keys = match (&self.directory, &new.directory) {
             (Some(old), Some(new)) => old.count_missing_in(new),
@@ -73,6 +81,7 @@ impl Plan {
         [
             ("bans", self.bans.len(), lifted(&self.bans)),
             ("bans in `bans.file`", self.file_bans.len(), lifted(&self.file_bans)),
+            ("networks in `allow`", allowed, removed_allowed),
             ("API keys", keys, removed_keys),
             ("exempt API keys", exempt.len(), removed_exempt),
         ]
@@ -80,14 +89,14 @@ impl Plan {
 }
 
 /// The addresses of networks, whatever networks they are divided into. In ascending order, without gaps that are none.
-struct AddressRanges(Vec<(AddressNumber, AddressNumber)>);
+pub(crate) struct AddressRanges(Vec<(AddressNumber, AddressNumber)>);
 
 /// An address as a number, with its family.
 type AddressNumber = (bool, u128);
 
 impl AddressRanges {
     /// `networks` are in ascending order.
-    fn of(networks: &[IpNet]) -> Self {
+    pub(crate) fn of(networks: &[IpNet]) -> Self {
         let mut ranges: Vec<(AddressNumber, AddressNumber)> = Vec::new();
         for network in networks {
             let (first, last) = bounds(network);
@@ -102,7 +111,7 @@ impl AddressRanges {
     }
 
     /// Whether all addresses of a network are among them.
-    fn contain(&self, network: &IpNet) -> bool {
+    pub(crate) fn contain(&self, network: &IpNet) -> bool {
         let (first, last) = bounds(network);
         let after = self.0.partition_point(|(start, _)| *start <= first);
         let range = after.checked_sub(1).and_then(|at| self.0.get(at));

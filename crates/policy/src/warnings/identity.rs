@@ -3,7 +3,7 @@
 use crate::compile::WarningTargets;
 use crate::compile::counters::AddressLimits;
 use crate::identity::ClientKind;
-use crate::plan::{Clients, CounterScope, NameSource, Plan, RuleMatch};
+use crate::plan::{Clients, CounterScope, NameSource, Plan, RuleMatch, SentTier};
 use crate::raw::{Finding, ProblemReport};
 use crate::render::quote;
 
@@ -89,12 +89,16 @@ fn tokens(plan: &Plan, targets: &WarningTargets, report: &mut ProblemReport<'_>)
     report.push(Finding::warning(target, what).hint(hint));
 }
 
-/// Returns the headers of users and tenants, in the order of [`WarningTargets::proxied`].
+/// Returns the headers of users, tenants and tiers, in the order of [`WarningTargets::proxied`].
 fn proxied_headers(clients: &Clients) -> impl Iterator<Item = &str> {
-    [&clients.user, &clients.tenant].into_iter().flatten().filter_map(|source| match source {
+    let names = [&clients.user, &clients.tenant].into_iter().flatten().filter_map(|source| match source {
         NameSource::Header(name) => Some(name.as_str()),
         NameSource::Token(_) => None,
-    })
+    });
+    names.chain(clients.tiers.sent.as_ref().and_then(|sent| match sent {
+        SentTier::Header(name) => Some(name.as_str()),
+        SentTier::Claim(_) => None,
+    }))
 }
 
 /// Rules that a client can bypass by omitting a header.

@@ -11,7 +11,7 @@ use ipnet::IpNet;
 use tidegate_core::{Algorithm, RuleId};
 
 use crate::compile::WarningTargets;
-use crate::plan::Plan;
+use crate::plan::{AddressRanges, Plan};
 use crate::raw::{Finding, NodeRef, ProblemReport};
 use crate::render::quote;
 
@@ -20,6 +20,7 @@ pub(crate) fn find(plan: &Plan, targets: &WarningTargets, report: &mut ProblemRe
     tiers(plan, targets, report);
     tenant(plan, targets, report);
     all_addresses(plan, targets, report);
+    allowed_networks(plan, targets, report);
     fixed_window_alone(plan, targets, report);
     actions::find(plan, targets, report);
     identity::find(plan, targets, report);
@@ -37,7 +38,12 @@ impl WarningTargets {
 
 fn tiers(plan: &Plan, targets: &WarningTargets, report: &mut ProblemReport<'_>) {
     let (source, limits) = (&plan.clients.tiers, &plan.rate_limits);
-    if !limits.tiers.is_empty() && source.file.is_none() && source.default.is_none() {
+    if source.sent.is_some() && limits.tiers.is_empty() {
+        let what = "no tier has this name: `rate_limits.tiers` is empty, so it assigns no tier";
+        let hint = "define the tiers: `rate_limits: { tiers: { premium: { requests: 1000, window: 1m } } }`";
+        report.push(Finding::warning(targets.sent_tier, what).hint(hint));
+    }
+    if !limits.tiers.is_empty() && !source.assigns_tiers() {
         let finding = Finding::warning(
             targets.tiers,
             "the limits in `tiers` never apply: no client is assigned a tier",
@@ -82,6 +88,29 @@ fn all_addresses(plan: &Plan, targets: &WarningTargets, report: &mut ProblemRepo
     if let Some(network) = plan.bans.iter().find(|network| all(network)) {
         let what = format!("`{network}` bans every client: all requests are rejected");
         report.push(Finding::warning(targets.bans, what).hint("list only the networks to ban"));
+    }
+}
+
+/// `allow` serves no network, or all.
+fn allowed_networks(plan: &Plan, targets: &WarningTargets, report: &mut ProblemReport<'_>) {
+    let Some(allow) = &plan.allow else { return };
+    if let Some(network) = allow.iter().find(|network| network.prefix_len() == 0) {
+        let what = format!("`{network}` allows every address of its family");
+        let hint = "list only the networks to serve, or remove `allow`";
+        report.push(Finding::warning(targets.allow, what).hint(hint));
+    }
+    let banned = AddressRanges::of(&plan.bans);
+    if allow.iter().all(|network| banned.contain(network)) {
+        let what = "`allow` excludes every client: all requests are rejected";
+        let hint = "list the networks to serve, or remove `allow` to serve all";
+        report.push(Finding::warning(targets.allow, what).hint(hint));
+    }
+    for (network, target) in plan.clients.exempt.networks.iter().zip(&targets.exempt_networks) {
+        let serves = |allowed: &&IpNet| allowed.contains(network) || network.contains(*allowed);
+        if allow.iter().find(serves).is_none() {
+            let what = format!("`{network}` is exempt, but outside of `allow`: its requests are rejected");
+            report.push(Finding::warning(*target, what).hint("add it to `allow`, or remove the exemption"));
+        }
     }
 }
 

@@ -42,7 +42,7 @@ pub(super) fn find(plan: &Plan, targets: &WarningTargets, report: &mut ProblemRe
     }
     // Which of these limits applies depends on the client, so all of them must be stricter.
     let default = plan.clients.tiers.default.is_none().then_some(limits.default.as_ref());
-    let has_tiers = plan.clients.tiers.file.is_some() || plan.clients.tiers.default.is_some();
+    let has_tiers = plan.clients.tiers.assigns_tiers();
     let mut of_client: Vec<Option<&Rule>> =
         default.into_iter().chain(has_tiers.then(tiers).into_iter().flatten()).collect();
     // Equal limits are compared once; with too many different limits, nothing is compared.

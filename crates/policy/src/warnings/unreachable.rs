@@ -44,7 +44,7 @@ fn unreachable(plan: &Plan, targets: &WarningTargets, report: &mut ProblemReport
 fn unlimited_routes(plan: &Plan, targets: &WarningTargets, report: &mut ProblemReport<'_>) {
     let limits = &plan.rate_limits;
     let clients = &plan.clients;
-    let has_tiers = clients.tiers.file.is_some() || clients.tiers.default.is_some();
+    let has_tiers = clients.tiers.assigns_tiers();
     // Limits in shadow mode do not protect a route.
     let is_enforced = |rule: &Option<Rule>| rule.as_ref().is_some_and(Rule::can_reject);
     let rules = || limits.rules.iter().filter(|custom| custom.rule.can_reject());

@@ -23,6 +23,7 @@ impl Files for ReferencedFiles {
             "bad-keys.csv" => {
                 b"key,tier\nsk_1,free\nsk_2,gold\nsk_3,Premium,acme\nsk_4\nsk_1,free\nfree,sk_5\n"
             }
+            "bad-hashes.csv" => b"sk_1,free\nsha256:e3b0c442,free\n",
             "bad-bans.txt" => b"# harm\n10.0.0.0/8\n10.0.0/24\nexample.com # who\n10.0.0.0/99\n",
             "down.json" => b"{}",
             "not-json.json" => b"{ down }",

@@ -1,6 +1,7 @@
 //! Valid policies, warnings, and arbitrary input.
 
 use std::borrow::Cow;
+use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -122,6 +123,20 @@ fn tiers_without_tier_source_warn() {
 }
 
 #[test]
+fn tier_of_a_request_without_tiers_or_trusted_proxies_warns() {
+    let header = "clients: { tiers: { header: X-Plan } }\n";
+    let default = "rate_limits: { default: { requests: 1, window: 1 } }\n";
+    let tiers =
+        "rate_limits: { default: { requests: 1, window: 1 }, tiers: { free: { requests: 9, window: 1 } } }\n";
+    let ignored = "1: the header `x-plan` is always ignored: only a trusted proxy may send it, and `trusted_proxies` is empty";
+    let empty = "1: no tier has this name: `rate_limits.tiers` is empty, so it assigns no tier";
+    assert_eq!(warnings(&format!("{header}{tiers}")), [ignored]);
+    assert_eq!(warnings(&format!("{header}{default}")), [empty, ignored]);
+    let trusted = "clients: { tiers: { header: X-Plan }, ip: { trusted_proxies: 10.0.0.0/8 } }\n";
+    assert_eq!(warnings(&format!("{trusted}{tiers}")), Vec::<String>::new());
+}
+
+#[test]
 fn default_limit_with_default_tier_warns() {
     let text = "clients: { tiers: { default: free } }\n\
                 rate_limits:\n  default: { requests: 9, window: 1 }\n  tiers: { free: { requests: 1, window: 1m } }\n";
@@ -146,6 +161,26 @@ fn networks_with_all_addresses_warn() {
             "4: `0.0.0.0/0` bans every client: all requests are rejected",
         ]
     );
+}
+
+#[test]
+fn allow_that_excludes_everyone_or_nobody_warns() {
+    let limits = "rate_limits: { default: { requests: 1, window: 1 } }";
+    let files = BTreeMap::from([("empty.txt".to_owned(), b"# nobody\n".to_vec())]);
+    let with = |rest: &str| -> Vec<String> {
+        let compiled = compile("policy.yaml", format!("{rest}\n{limits}\n").as_bytes(), &files).unwrap();
+        compiled.warnings.iter().map(|warning| format!("{}: {}", warning.line, warning.what)).collect()
+    };
+    let nobody = "1: `allow` excludes every client: all requests are rejected";
+    assert_eq!(with("allow: { file: empty.txt }"), [nobody]);
+    assert_eq!(with("allow: { networks: 10.0.0.0/9 }\nbans: { networks: 10.0.0.0/8 }"), [nobody]);
+    let all = "1: `0.0.0.0/0` allows every address of its family";
+    assert_eq!(with("allow: { networks: [0.0.0.0/0, '2001:db8::/32'] }"), [all]);
+    let exempt =
+        "allow: { networks: 10.0.0.0/8 }\nclients: { exempt: { networks: [10.1.0.0/16, 192.0.2.0/24] } }";
+    let outside = "2: `192.0.2.0/24` is exempt, but outside of `allow`: its requests are rejected";
+    assert_eq!(with(exempt), [outside]);
+    assert_eq!(with("allow: { networks: [10.0.0.0/8] }"), Vec::<String>::new());
 }
 
 #[test]

@@ -82,6 +82,26 @@ fn reload_that_loses_most_bans_is_refused_until_it_is_forced() {
 }
 
 #[test]
+fn allowed_networks_are_reloaded_unless_most_of_them_would_be_removed() {
+    let policy = PolicyFile::new(&policy_text("allow: { file: partners.txt }\n"));
+    std::fs::write(policy.beside("partners.txt"), "192.0.2.0/24\n198.51.100.0/24\n203.0.113.0/24\n").unwrap();
+    let gateway = AdminGateway::serve(policy);
+    let status = |from: &str| get(&gateway.server.address, &format!("X-Forwarded-For: {from}\r\n")).status;
+    assert_eq!((status("203.0.113.4"), status("10.0.0.1")), (200, 403));
+    let replace = |networks: &str| {
+        std::fs::write(gateway.policy.beside("new"), networks).unwrap();
+        std::fs::rename(gateway.policy.beside("new"), gateway.policy.beside("partners.txt")).unwrap();
+    };
+    replace("192.0.2.0/24\n");
+    let refused = gateway.server.wait_for_log("reload_refused");
+    assert!(refused.contains("2 of 3 networks in `allow` would be removed"), "{refused}");
+    assert_eq!(status("203.0.113.4"), 200);
+    replace("192.0.2.0/24\n203.0.113.0/24\n10.0.0.0/8\n");
+    gateway.server.wait_for_log("policy reloaded");
+    assert_eq!((status("203.0.113.4"), status("10.0.0.1"), status("198.51.100.1")), (200, 200, 403));
+}
+
+#[test]
 fn reload_command_applies_a_file_that_is_not_quiet() {
     let gateway = start(BANS);
     std::fs::write(gateway.policy.beside("bans.txt"), "203.0.113.1\n203.0.113.2\n").unwrap();

@@ -34,6 +34,18 @@ async fn ban_from_a_file_applies_to_the_client_behind_a_trusted_proxy() {
 }
 
 #[tokio::test]
+async fn request_from_outside_of_allow_gets_403_with_its_own_code() {
+    let rest = "clients: { ip: { trusted_proxies: [127.0.0.1] } }\nallow: { file: partners.txt }";
+    let (gateway, _upstream) = gateway(rest, &[("partners.txt", "203.0.113.0/24 # a partner\n")]).await;
+    assert_eq!(gateway.get_with("/", &[("x-forwarded-for", "203.0.113.9")]).await.status, 200);
+    for address in ["203.0.112.9", "203.0.113.9, 192.0.2.1"] {
+        let response = gateway.get_with("/", &[("x-forwarded-for", address)]).await;
+        assert_eq!((response.status.as_u16(), &response.json()["error"]), (403, &"not_allowed".into()));
+        assert_eq!(response.header("x-ratelimit-limit"), None);
+    }
+}
+
+#[tokio::test]
 async fn exempt_network_banned_by_the_policy_gets_403() {
     let exempt = "clients: { exempt: { networks: [127.0.0.0/8] }, ip: { trusted_proxies: [127.0.0.1] } }";
     let (gateway, _upstream) = gateway(&format!("{exempt}\nbans: {{ networks: [127.0.0.9] }}"), &[]).await;

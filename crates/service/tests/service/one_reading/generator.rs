@@ -91,13 +91,15 @@ const SEGMENTS: [&str; 24] = [
     "reports",
 ];
 const ANN: &str = "eyJhbGciOiJIUzI1NiIsInR5cCI6IkpXVCJ9.eyJzdWIiOiJhbm4iLCJleHAiOjQxMDI0NDQ4MDB9.bEGG8OMd_-YkBpH_J2dpzewP_9Ddj9fLOAdkj0pjUdc";
-const HEADERS: [(&str, &[&str]); 24] = [
+const HEADERS: [(&str, &[&str]); 26] = [
     ("X-API-Key", &["k1", "k2", "unknown", "a,b", " k1 ", ""]),
     ("x_api_key", &["k2"]),
     ("x.api.key", &["k2"]),
     ("X-User", &["bob", "eve"]),
     ("x_user", &["bob"]),
     ("X-Tenant", &["acme"]),
+    ("X-Plan", &["paid", "free", "gold", " paid ", "paid,free", ""]),
+    ("x_plan", &["paid"]),
     (
         "Authorization",
         &[
@@ -109,12 +111,27 @@ const HEADERS: [(&str, &[&str]); 24] = [
             "Bearer opaque",
             "Basic YTpi",
             ANN,
+            // ann with the plans paid, gold and [paid], with paid but expired, with paid but unsigned, with two plans
+            "Bearer eyJhbGciOiJIUzI1NiIsInR5cCI6IkpXVCJ9.eyJzdWIiOiJhbm4iLCJleHAiOjQxMDI0NDQ4MDAsInBsYW4iOiJwYWlkIn0.quITZlcihsp-SI187Vhb_Px8x26SofLe6eDfuIbyuHs",
+            "Bearer eyJhbGciOiJIUzI1NiIsInR5cCI6IkpXVCJ9.eyJzdWIiOiJhbm4iLCJleHAiOjQxMDI0NDQ4MDAsInBsYW4iOiJnb2xkIn0.UBK5oG9vGBVF7A-p5QZt6xZGCoO9KpdoE_7bFMT4yHY",
+            "Bearer eyJhbGciOiJIUzI1NiIsInR5cCI6IkpXVCJ9.eyJzdWIiOiJhbm4iLCJleHAiOjQxMDI0NDQ4MDAsInBsYW4iOlsicGFpZCJdfQ.HDTZTnhIuTqHIO5FdEBHgMq3aEf7isavJhgesyasgEA",
+            "Bearer eyJhbGciOiJIUzI1NiIsInR5cCI6IkpXVCJ9.eyJzdWIiOiJhbm4iLCJleHAiOjEwMDksInBsYW4iOiJwYWlkIn0.nRC9njzxIUxJYjOOpz4bL2Gj-1gJuDmzl9CdaYO9Iy4",
+            "Bearer eyJhbGciOiJub25lIn0.eyJzdWIiOiJhbm4iLCJleHAiOjQxMDI0NDQ4MDAsInBsYW4iOiJwYWlkIn0.",
+            "Bearer eyJhbGciOiJIUzI1NiIsInR5cCI6IkpXVCJ9.eyJzdWIiOiJhbm4iLCJleHAiOjQxMDI0NDQ4MDAsInBsYW4iOiJwYWlkIn0.quITZlcihsp-SI187Vhb_Px8x26SofLe6eDfuIbyuHs, eyJhbGciOiJIUzI1NiIsInR5cCI6IkpXVCJ9.eyJzdWIiOiJhbm4iLCJleHAiOjQxMDI0NDQ4MDAsInBsYW4iOiJmcmVlIn0.vJvl9lHxUoADJNGZt89lBLrhOtJkaC-fLIpcTQGlFxw",
         ],
     ),
     ("Cookie", &["session=abc", "a=b; session=\"d e\"", "session=x; session=y", "other=1"]),
     (
         "X-Forwarded-For",
-        &["192.0.2.7", "192.0.2.7, 198.51.100.1", "garbage", "192.0.2.8, 127.0.0.9", "203.0.113.5"],
+        &[
+            "192.0.2.7",
+            "192.0.2.7, 198.51.100.1",
+            "garbage",
+            "192.0.2.8, 127.0.0.9",
+            "203.0.113.5",
+            "10.9.9.9",
+            "64:ff9b::192.0.2.7",
+        ],
     ),
     ("Forwarded", &["for=192.0.2.7", "for=198.51.100.1;proto=https", "for=\"_x\""]),
     ("X-Forwarded-Proto", &["https"]),
@@ -124,7 +141,10 @@ const HEADERS: [(&str, &[&str]); 24] = [
     ("X-Original-URL", &["/admin"]),
     ("X-Rewrite-URL", &["/admin"]),
     ("X-Criticality", &["critical"]),
-    ("Connection", &["keep-alive", "x-api-key", "keep-alive, X-Forwarded-For", "te", "cookie", "x-other"]),
+    (
+        "Connection",
+        &["keep-alive", "x-api-key", "keep-alive, X-Forwarded-For", "X-Plan", "te", "cookie", "x-other"],
+    ),
     ("X-Cost", &["3", "many", "0"]),
     ("x_cost", &["7"]),
     ("User-Agent", &["curl", "bot"]),

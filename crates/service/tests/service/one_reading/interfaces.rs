@@ -42,12 +42,15 @@ clients:
   tenant: { header: X-Tenant }
   cookie: { name: session }
   ip: { trusted_proxies: [127.0.0.9] }
-  tiers: { file: keys.csv }
+  tiers: { file: keys.csv, claim: plan }
   on_invalid: reject
 ";
 
 /// Identities that count as they are sent, one of them in a header with an underscore.
 pub(super) const UNVERIFIED: &str = "
+  tiers:
+    free: { requests: 9, window: 1m, mode: shadow }
+    paid: { requests: 9, window: 1m, mode: shadow }
 clients:
   identify_by: [user, api_key, fingerprint, ip]
   api_key: { header: x_api_key, verify: none }
@@ -55,8 +58,12 @@ clients:
   tenant: { jwt: { header: Authorization, claim: sub, secret_file: jwt.secret } }
   fingerprint: { headers: [user-agent] }
   cookie: { name: session }
+  tiers: { header: X-Plan }
   ip: { trusted_proxies: [127.0.0.9] }
 ";
+
+/// Two keys, the second one hashed.
+const KEYS: &str = "k1,free\nsha256:015f7e6bc5aeaf483724089e9252cc13b50951a6b69412522765cff4d780306e,paid\n";
 
 /// The rest of the policy. Its limits are last.
 const POLICY: &str = "
@@ -66,6 +73,7 @@ routes:
   - { host: b.example, path: /**, upstream: app, http: { encoded_slash: keep, underscore_headers: keep } }
   - { host: '[2001:db8::1]', path: /**, upstream: app, http: { encoded_slash: decode } }
 bans: { networks: [203.0.113.0/24] }
+allow: { networks: [127.0.0.0/8, 192.0.2.0/24, 198.51.100.0/24, 203.0.113.0/24] }
 rate_limits:
   global: { requests: 9, window: 1m, mode: shadow }
   tenant: { requests: 9, window: 1m, mode: shadow }
@@ -110,7 +118,7 @@ impl Drop for Interfaces {
 
 fn limiter(clients: &str) -> Arc<Limiter<RecordingStore>> {
     let files: BTreeMap<_, _> =
-        [("jwt.secret", "a secret that is long enough for HS256"), ("keys.csv", "k1,free\nk2,paid\n")]
+        [("jwt.secret", "a secret that is long enough for HS256"), ("keys.csv", KEYS)]
             .map(|(name, text)| (name.to_owned(), text.as_bytes().to_vec()))
             .into();
     let compiled = compile("policy.yaml", format!("{POLICY}{clients}").as_bytes(), &files);
