@@ -1,6 +1,11 @@
 -- Asks Tidegate about each request: `http-request lua.tidegate`. Needs HAProxy 2.5 or later, and no other library.
 
-local authorize = "http://127.0.0.1:8082/v1/authorize"
+local tidegate = "http://127.0.0.1:8082"
+-- Whether requests pass while Tidegate does not answer. If not, they get 503.
+local fail_open = false
+-- HAProxy tries for a few seconds to get an answer. After it had none, requests pass at once for this many seconds.
+local pause = 5
+local paused_until = 0
 -- The token of the listener, if it has one.
 local token = nil
 -- How long to wait for an answer, in milliseconds. A `leaky_bucket` delays it by up to its `max_wait`, 30 s by default, so this must
@@ -45,7 +50,17 @@ local function first(headers, name)
     return values and (values[0] or values[1])
 end
 
+-- Whether Tidegate is there. A client must not be able to choose a request that has no answer, and so to pass: this question has
+-- nothing of the client.
+local function is_alive()
+    local response = core.httpclient():get({ url = tidegate .. "/healthz", timeout = 1000 })
+    return response ~= nil and response.status == 200
+end
+
 core.register_action("tidegate", { "http-req" }, function(txn)
+    if core.now().sec < paused_until then
+        return
+    end
     local received = txn.http:req_get_headers()
     local headers = {}
     for name, values in pairs(received) do
@@ -65,7 +80,7 @@ core.register_action("tidegate", { "http-req" }, function(txn)
     if token then
         headers["x-tidegate-token"] = { token }
     end
-    local response = core.httpclient():get({ url = authorize, headers = headers, timeout = timeout })
+    local response = core.httpclient():get({ url = tidegate .. "/v1/authorize", headers = headers, timeout = timeout })
     local status = response and response.status or 0
     if status == 200 then
         txn:set_var("txn.tidegate_limit", first(response.headers, "x-ratelimit-limit"))
@@ -73,8 +88,13 @@ core.register_action("tidegate", { "http-req" }, function(txn)
         txn:set_var("txn.tidegate_reset", first(response.headers, "x-ratelimit-reset"))
         return
     end
-    -- Without an answer of Tidegate the request is rejected. To pass it instead, return here if the status is 0.
-    local is_answer = status == 400 or status == 403 or status == 429 or status == 503
+    -- Where there is no answer, the status is 0, or the response is HAProxy's own, which is a web page.
+    local is_answer = (status == 400 or status == 403 or status == 429 or status == 503)
+        and first(response.headers, "content-type") ~= "text/html"
+    if fail_open and not is_answer and not is_alive() then
+        paused_until = core.now().sec + pause
+        return
+    end
     local reply = txn:reply({ status = is_answer and status or 503 })
     for _, name in ipairs({ "content-type", "retry-after", "x-ratelimit-limit", "x-ratelimit-remaining",
         "x-ratelimit-reset", "ratelimit-policy", "ratelimit" }) do

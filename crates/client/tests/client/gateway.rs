@@ -84,7 +84,7 @@ async fn client_of_a_gateway_with_single_valued_headers_is_never_rejected() {
 #[tokio::test]
 async fn rejection_of_a_gateway_names_the_policy() {
     let server = RecordingServer::start().await;
-    let limit = "requests: 1, window: 1h, algorithm: fixed_window";
+    let limit = "requests: 1, window: 1h, algorithm: token_bucket";
     let gateway = TestGateway::start(&server, limit, "ratelimit");
     let (first, second) = (Client::new().unwrap(), Client::new().unwrap());
     soon(first.get(&gateway.url).send()).await.unwrap();

@@ -23,7 +23,8 @@ const START: Timestamp = Timestamp::from_secs(1_800_000_000);
 
 fn active(policy: &str) -> ActivePolicy {
     let secret = ("jwt.secret".to_owned(), b"a secret of more than sixteen bytes".to_vec());
-    let files: BTreeMap<_, _> = [secret].into_iter().collect();
+    let keys = ("keys.csv".to_owned(), b"key,tier\nfred,free\npaula,pro\nenno,enterprise\n".to_vec());
+    let files: BTreeMap<_, _> = [secret, keys].into_iter().collect();
     let compiled = compile("test.yaml", policy.as_bytes(), &files);
     ActivePolicy::new(compiled.unwrap_or_else(|problems| panic!("{problems}\n{policy}")).plan)
 }

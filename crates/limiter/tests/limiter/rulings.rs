@@ -19,6 +19,23 @@ async fn check_beyond_limit_rejects_and_names_the_limit() {
 }
 
 #[tokio::test]
+async fn tiers_free_pro_and_enterprise_admit_100_1_000_and_10_000_an_hour() {
+    let bench = Bench::new(
+        "clients: { api_key: { header: X-API-Key }, tiers: { file: keys.csv, default: free } }\nrate_limits:\n  tiers:\n    \
+         free: { requests: 100, window: 1h }\n    pro: { requests: 1_000, window: 1h }\n    enterprise: { requests: 10_000, \
+         window: 1h }",
+    );
+    let headers = [&[("x-api-key", "fred")][..], &[("x-api-key", "paula")], &[("x-api-key", "enno")], &[]];
+    let mut admitted = [0; 4];
+    for (headers, count) in headers.into_iter().zip(&mut admitted) {
+        while bench.check("/", headers, |ruling| matches!(ruling, Ruling::Serve(_))).await {
+            *count += 1;
+        }
+    }
+    assert_eq!(admitted, [100, 1_000, 10_000, 100], "a client without a key has the default tier");
+}
+
+#[tokio::test]
 async fn check_several_limits_charges_all_or_none() {
     let bench = Bench::new(
         "rate_limits:\n  global: { requests: 5, window: 1h, algorithm: fixed_window }\n  endpoints: { /search: { requests: 1, \

@@ -109,6 +109,29 @@ async fn new_bucket_drains_while_its_first_blocks_are_spent() {
     assert!(admitted * 1_000 >= ideal * 995, "{admitted} of {ideal}");
 }
 
+/// Three nodes with equal demand spend 100 units each of 300. Then demand is 150, 100 and 50, and so are the units they get.
+#[tokio::test]
+async fn leases_of_three_nodes_with_100_each_follow_demand_to_150_100_and_50() {
+    let server = RedisServer::start();
+    let limit = Limit::new(Algorithm::FixedWindow, Spec::new(300, TimeSpan::from_secs(60))).unwrap();
+    let mut fleet = fleet(&server, "demand", limit);
+    for (minute, turns, expected) in
+        [(0, &[0, 1, 2, 0, 1, 2], [100, 100, 100]), (1, &[0, 1, 0, 2, 0, 1], [150, 100, 50])]
+    {
+        let mut admitted = [0; 3];
+        for request in 0..300_u64 {
+            let now = START + TimeSpan::from_millis(minute * 60_000 + request * 100);
+            let node = turns[usize::try_from(request % 6).unwrap()];
+            admitted[node] += u64::from(fleet.decide(node, now).await);
+        }
+        assert_eq!(admitted, expected);
+        let end = START + TimeSpan::from_millis(minute * 60_000 + 30_000);
+        for node in 0..3 {
+            assert!(!fleet.decide(node, end).await, "the limit of 300 is reached");
+        }
+    }
+}
+
 #[test]
 fn counter_whose_request_has_no_reply_is_kept_until_it_is_settled() {
     let minute = TimeSpan::from_secs(60);

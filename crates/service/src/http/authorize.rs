@@ -3,7 +3,7 @@
 use std::net::IpAddr;
 use std::rc::Rc;
 
-use http::{HeaderValue, Version};
+use http::{HeaderName, HeaderValue, Version};
 use tidegate_core::{ActionKind, ActionSet, TimeSpan, Timestamp};
 use tidegate_headers::{BodyStyle, DEGRADE, ErrorBody, RateLimitHeaders};
 use tidegate_limiter::{Charge, ChargeUse, CheckContext, Ruling};
@@ -15,7 +15,7 @@ use tokio::time::sleep;
 use super::dispatch::{EndpointCall, version_text};
 use super::error::HttpError;
 use super::facts::OwnedRequest;
-use super::original::OriginalRequest;
+use super::original::{BODY, OriginalRequest};
 use super::request::RequestHeaders;
 use super::response::{HttpAnswer, HttpResponse, PendingAnswer};
 use crate::worker::ServiceWorker;
@@ -93,6 +93,15 @@ fn original_request<S: Store + 'static>(
     // The record is about the original request from here on.
     call.record.describe(|| summarize(identities, &request, version_text(version)));
     Ok(request)
+}
+
+/// Repeats the body of a response in a header, if the proxy asks for that.
+pub(super) fn repeat_body(asked: &RequestHeaders<'_>, response: &mut HttpResponse) {
+    if asked.single(BODY) == Some(b"header")
+        && let Ok(body) = HeaderValue::from_bytes(response.body.trim_ascii_end())
+    {
+        response.headers.insert(HeaderName::from_static(BODY), body);
+    }
 }
 
 /// The style of error bodies: those of the gateway.

@@ -116,10 +116,13 @@ pub(super) async fn dispatch<S: Store + 'static>(
         Ok(HttpAnswer { response, delay: None }) => Ok(response),
         Err(error) => Err(error),
     };
-    let response = answered.unwrap_or_else(|error| {
+    let mut response = answered.unwrap_or_else(|error| {
         call.record.set_error(|| (error.code(), None));
         error.with_rule_names(&call.policy.active).into_response(style)
     });
+    if is_authorize && !response.body.is_empty() {
+        authorize::repeat_body(&request.headers, &mut response);
+    }
     call.record.set_response(response.status.as_u16(), Some(response.body.len() as u64));
     response
 }

@@ -18,6 +18,8 @@ use crate::request::DescribedRequest;
 
 /// The token of the listener. `Authorization` is that of the original client.
 pub(super) const TOKEN: &str = "x-tidegate-token";
+/// Asks with the value `header` for the body in a header of the same name: nginx drops the body of an `auth_request`.
+pub(super) const BODY: &str = "x-tidegate-body";
 const FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
 const REAL_IP: &str = "x-real-ip";
 
@@ -111,7 +113,7 @@ impl<'h> Statements<'h> {
             b"connection" | b"transfer-encoding" | b"content-length" | b"upgrade" | b"host" => {
                 return Ok(true);
             }
-            name if name == TOKEN.as_bytes() => return Ok(true),
+            name if name == TOKEN.as_bytes() || name == BODY.as_bytes() => return Ok(true),
             _ => return Ok(is_proxy_header(name.as_str())),
         };
         match only.replace(value) {

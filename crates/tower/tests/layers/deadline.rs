@@ -106,6 +106,12 @@ async fn deadline_of_thirty_seconds_leaves_25_20_and_15_along_a_chain() {
     });
     let seen = chain.clone().oneshot(with_deadline("30000")).await.unwrap();
     assert_eq!(seen, [15_000, 20_000, 25_000, 30_000]);
+    // A request without a deadline gets one from the first service, and the hops see 30, 25 and 20 s.
+    let front = ServiceBuilder::new()
+        .layer(DeadlineLayer::new().clock(Arc::clone(&clock)).at_most(Duration::from_secs(30)))
+        .layer(OutgoingDeadlineLayer::new().clock(Arc::clone(&clock)))
+        .service(chain.clone());
+    assert_eq!(front.oneshot(get()).await.unwrap()[1..], [20_000, 25_000, 30_000]);
     let error = chain.oneshot(with_deadline("12000")).await.unwrap_err();
     assert!(find_cause::<DeadlineExceeded>(&error.0).is_some());
 }

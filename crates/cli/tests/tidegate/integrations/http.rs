@@ -1,14 +1,15 @@
 //! nginx, Caddy and HAProxy ask the decision service, with the configurations in examples/integrations/.
 
+use std::io::{self, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::process::Command;
 
-use tidegate_testkit::client::request;
+use tidegate_testkit::client::{read_head, request};
 use tidegate_testkit::folder::Folder;
 use tidegate_testkit::message::Response;
 use tidegate_testkit::port::free_address;
 use tidegate_testkit::process::{Nginx, PolicyFile, Process, Tidegate};
-use tidegate_testkit::server::echo;
+use tidegate_testkit::server::thread_per_connection;
 use tidegate_testkit::wait::eventually_blocking;
 
 use crate::program::{ROOT, command};
@@ -37,6 +38,16 @@ const FORGED: &str = "X-Original-Method: GET\r\nX-Original-URI: /\r\nX-Original-
                       X-Forwarded-Method: GET\r\nX-Forwarded-Uri: /\r\nX-Forwarded-Host: other\r\n\
                       X-Forwarded-For: 198.51.100.1\r\nX-Tidegate-Token: x\r\n";
 
+/// Responds with the head of each request as the body. Requests have no bodies.
+fn show_heads(stream: TcpStream) -> io::Result<()> {
+    let mut read = BufReader::new(stream.try_clone()?);
+    let mut write = stream;
+    loop {
+        let head = read_head(&mut read)?;
+        write!(write, "HTTP/1.1 200 OK\r\nContent-Length: {}\r\n\r\n{head}", head.len())?;
+    }
+}
+
 /// A decision service for a proxy, and the server behind the proxy.
 struct ProxiedService {
     tidegate: Tidegate,
@@ -57,7 +68,13 @@ impl ProxiedService {
         let http = free_address().to_string();
         let tidegate =
             Tidegate::start(command().args(["serve", "--config", &policy.path(), "--http", &http]));
-        Self { tidegate, _policy: policy, app: echo(), proxy: free_address(), folder: Folder::new() }
+        Self {
+            tidegate,
+            _policy: policy,
+            app: thread_per_connection(show_heads),
+            proxy: free_address(),
+            folder: Folder::new(),
+        }
     }
 
     /// A file of examples/integrations/ with the addresses of this test.
@@ -81,19 +98,26 @@ impl ProxiedService {
     }
 
     fn nginx(&self) -> Nginx {
+        self.nginx_with(&self.example("nginx/tidegate.conf"))
+    }
+
+    fn nginx_with(&self, server: &str) -> Nginx {
         let temporary = ["client_body", "proxy", "fastcgi", "uwsgi", "scgi"]
             .map(|name| format!("{name}_temp_path FOLDER/{name};\n"))
             .concat();
         let configuration = format!(
             "daemon off;\nworker_processes 1;\npid FOLDER/nginx.pid;\nerror_log FOLDER/error.log;\nevents {{}}\n\
-             http {{\naccess_log off;\n{temporary}{}\n}}\n",
-            self.example("nginx/tidegate.conf")
+             http {{\naccess_log off;\n{temporary}{server}\n}}\n"
         );
         Nginx::start_at(self.proxy, &configuration, self.app)
     }
 
     fn caddy(&self) -> Process {
-        self.folder.write("Caddyfile", format!("{{\n\tadmin off\n}}\n{}", self.example("caddy/Caddyfile")));
+        self.caddy_with(&format!("{{\n\tadmin off\n}}\n{}", self.example("caddy/Caddyfile")))
+    }
+
+    fn caddy_with(&self, configuration: &str) -> Process {
+        self.folder.write("Caddyfile", configuration);
         let mut caddy = Command::new("caddy");
         caddy.args(["run", "--adapter", "caddyfile", "--config"]).arg(self.folder.path("Caddyfile"));
         caddy.env("XDG_CONFIG_HOME", self.folder.root()).env("XDG_DATA_HOME", self.folder.root());
@@ -103,7 +127,11 @@ impl ProxiedService {
     }
 
     fn haproxy(&self) -> Process {
-        self.folder.write("tidegate.lua", self.example("haproxy/tidegate.lua"));
+        self.haproxy_with(&self.example("haproxy/tidegate.lua"))
+    }
+
+    fn haproxy_with(&self, action: &str) -> Process {
+        self.folder.write("tidegate.lua", action);
         self.folder.write("haproxy.cfg", self.example("haproxy/haproxy.cfg"));
         let mut haproxy = Command::new("sh");
         // Debian keeps servers where users do not look for programs.
@@ -133,6 +161,141 @@ impl ProxiedService {
         assert_eq!(self.send("POST", "/login", "X-Api-Key: a\r\n").status, 200, "another client");
         assert_eq!(self.send("GET", "/a/..;/login", "").status, 400);
     }
+}
+
+/// `text` with a change that the file itself describes.
+fn changed(text: &str, from: &str, to: &str) -> String {
+    assert_eq!(text.matches(from).count(), 1, "{from}");
+    text.replace(from, to)
+}
+
+impl ProxiedService {
+    /// The limits hold while Tidegate answers, whatever a client sends; without it, all requests pass.
+    fn assert_limits_until_tidegate_ends(mut self) {
+        self.assert_limits();
+        let many = (0..120).map(|number| format!("X-Header-{number}: a\r\n")).collect::<String>();
+        let mut heads = vec![many];
+        // Around the size that the buffers of proxies and of Tidegate hold, which each takes in another way.
+        for size in
+            [3_000, 7_000, 12_000, 14_500, 15_000, 15_500, 15_800, 16_000, 20_000, 31_000, 33_000, 100_000]
+        {
+            let values =
+                (0..size / 3_000).map(|number| format!("X-Long-{number}: {}\r\n", "a".repeat(2_980)));
+            heads.push(values.chain([format!("X-Last: {}\r\n", "a".repeat(size % 3_000))]).collect());
+            heads.push(format!("X-Long: {}\r\n", "a".repeat(size)));
+        }
+        for head in &heads {
+            let status = self.status_of("POST", "/login", head);
+            assert_ne!(status, Some(200), "{} bytes in {} headers pass", head.len(), head.lines().count());
+        }
+        self.tidegate.signal("-KILL");
+        self.tidegate.wait();
+        for _ in 0..3 {
+            let passed = self.send("POST", "/login", "X-User-Id: root\r\n");
+            assert_eq!(passed.status, 200, "{passed:?}");
+            assert!(!passed.text().to_lowercase().contains("x-user-id"), "{passed:?}");
+        }
+    }
+
+    /// The status of the response, if there is one: a proxy may close the connection while a long head arrives.
+    fn status_of(&self, method: &str, path: &str, headers: &str) -> Option<u16> {
+        let mut connection = TcpStream::connect(self.proxy).expect("a connection");
+        let host = self.proxy;
+        let head = format!("{method} {path} HTTP/1.1\r\nHost: {host}\r\n{headers}Connection: close\r\n\r\n");
+        let _ = connection.write_all(head.as_bytes());
+        let mut response = Vec::new();
+        let _ = connection.read_to_end(&mut response);
+        let response = String::from_utf8_lossy(&response);
+        response.split(' ').nth(1)?.parse().ok()
+    }
+}
+
+#[test]
+fn nginx_that_fails_open_passes_requests_only_without_tidegate() {
+    let service = ProxiedService::start();
+    let server = changed(
+        &service.example("nginx/tidegate.conf"),
+        "#error_page 502 504 = @no_answer;",
+        "error_page 502 504 = @no_answer;",
+    );
+    let _nginx = service.nginx_with(&server);
+    service.assert_limits_until_tidegate_ends();
+}
+
+#[test]
+fn caddy_that_fails_open_passes_requests_only_without_tidegate() {
+    let service = ProxiedService::start();
+    let configuration = changed(
+        &service.example("caddy/fail-open.Caddyfile"),
+        "\n{\n\tservers {",
+        "\n{\n\tadmin off\n\tservers {",
+    );
+    let _caddy = service.caddy_with(&configuration);
+    service.assert_limits_until_tidegate_ends();
+}
+
+#[test]
+fn haproxy_that_fails_open_passes_requests_only_without_tidegate() {
+    let service = ProxiedService::start();
+    let action = changed(
+        &service.example("haproxy/tidegate.lua"),
+        "local fail_open = false",
+        "local fail_open = true",
+    );
+    let _haproxy = service.haproxy_with(&action);
+    service.assert_limits_until_tidegate_ends();
+}
+
+impl ProxiedService {
+    /// A client whose requests Tidegate delays for longer than the proxy waits has an answer, if a late one.
+    fn assert_delayed_requests_do_not_pass(&self) {
+        assert_eq!(self.send("GET", "/", "").status, 200);
+        assert_eq!(self.send("GET", "/", "").status, 503, "it is delayed by 2.5 s");
+    }
+}
+
+#[test]
+fn nginx_that_fails_open_rejects_requests_that_tidegate_delays() {
+    let service = ProxiedService::start_with(DELAYING_POLICY);
+    let server = changed(
+        &service.example("nginx/tidegate.conf"),
+        "#error_page 502 504 = @no_answer;",
+        "proxy_read_timeout 1s; error_page 502 504 = @no_answer;",
+    );
+    let _nginx = service.nginx_with(&server);
+    service.assert_delayed_requests_do_not_pass();
+}
+
+#[test]
+fn haproxy_that_fails_open_rejects_requests_that_tidegate_delays() {
+    let service = ProxiedService::start_with(DELAYING_POLICY);
+    let action = service.example("haproxy/tidegate.lua");
+    let action = changed(&action, "local fail_open = false", "local fail_open = true");
+    let _haproxy = service.haproxy_with(&changed(&action, "local timeout = 32000", "local timeout = 500"));
+    service.assert_delayed_requests_do_not_pass();
+}
+
+#[test]
+fn nginx_sends_the_body_and_headers_of_a_rejection_and_tells_the_app_host_and_client() {
+    let service = ProxiedService::start();
+    let _nginx = service.nginx();
+    let passed = service.send("POST", "/login", "X-Forwarded-For: 198.51.100.1\r\n");
+    assert!(
+        passed.header("ratelimit").is_some() && passed.header("ratelimit-policy").is_some(),
+        "{passed:?}"
+    );
+    let seen = passed.text().to_lowercase();
+    assert!(seen.contains("198.51.100.1, 127.0.0.1"), "{seen}");
+    assert!(seen.contains(&format!("host: {}", service.proxy.ip())), "{seen}");
+    service.send("POST", "/login", "");
+    let rejected = service.send("POST", "/login", "");
+    assert_eq!(rejected.header("content-type"), Some("application/json"), "{rejected:?}");
+    assert_eq!(rejected.json()["error"], "rate_limit_exceeded");
+    assert_eq!(rejected.json()["rule"], "endpoint:POST /login");
+    assert!(rejected.header("ratelimit").is_some() && rejected.header("ratelimit-policy").is_some());
+    let ambiguous = service.send("GET", "/a/..;/login", "");
+    assert_eq!(ambiguous.status, 400);
+    assert!(ambiguous.json()["error"].is_string(), "{ambiguous:?}");
 }
 
 impl ProxiedService {

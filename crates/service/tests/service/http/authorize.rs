@@ -58,6 +58,12 @@ fn authorize_passes_and_rejects_with_the_limit_headers() {
     assert_eq!(rejected.remaining(), 0);
     assert!(rejected.header("retry-after").is_some());
     assert_eq!(rejected.json()["error"], "rate_limit_exceeded", "the body of the gateway");
+    assert_eq!(rejected.header("x-tidegate-body"), None);
+    for (asked, request) in [("header", &*login), ("header", "X-Real-IP: 192.0.2.7\r\n"), ("no", &*login)] {
+        let refused = service.authorize(&format!("{request}X-Tidegate-Body: {asked}\r\n"));
+        let body = (asked == "header").then(|| refused.text().trim_end().to_owned());
+        assert!(refused.status >= 400 && refused.header("x-tidegate-body") == body.as_deref(), "{refused:?}");
+    }
     assert_eq!(service.authorize(&caddy("POST", "/login", "192.0.2.7")).status, 429, "the same client");
     assert_eq!(service.authorize(&caddy("POST", "/login", "192.0.2.8")).status, 200);
     assert_eq!(service.authorize(&nginx("GET", "/login", "192.0.2.7")).status, 200);

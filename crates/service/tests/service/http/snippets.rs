@@ -57,9 +57,11 @@ fn documentation_shows_the_files_that_tests_run() {
         "http/check.rs",
         "nginx/tidegate.conf",
         "caddy/Caddyfile",
+        "caddy/fail-open.Caddyfile",
         "haproxy/haproxy.cfg",
         "haproxy/tidegate.lua",
         "traefik/dynamic.yaml",
+        "traefik/fail-open.yaml",
     ];
     for file in files {
         let text = std::fs::read_to_string(format!("{ROOT}/examples/integrations/{file}")).expect("a file");
