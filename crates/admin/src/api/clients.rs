@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 use http::StatusCode;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
-use tidegate_core::CounterKey;
-use tidegate_policy::{ClientName, Plan, Rule};
+use tidegate_core::{CounterKey, Timestamp};
+use tidegate_policy::{ActivePolicy, ClientName, Exclusion, Plan, Rule, RuleClient};
 
 use crate::backend::Backend;
 use crate::response::{self, ApiError, ApiResponse};
@@ -31,12 +31,13 @@ pub(super) async fn reset<R: Backend>(
         Some(name) => vec![rule(plan, name)?],
         None => plan.rate_limits.iter().collect(),
     };
-    let key = key(server, plan, &request.client)?;
-    for rule in &rules {
-        let result = server.backend.limiter().reset(CounterKey::new(rule.id, &key)).await;
+    let key = key(server, plan, &request.client).await?;
+    let counters = counters(&active, &rules, &key)?;
+    for (rule, key) in &counters {
+        let result = server.backend.limiter().reset(CounterKey::new(rule.id, key)).await;
         result.map_err(|error| ApiError::unavailable("store_unavailable", error.to_string()))?;
     }
-    let names: Vec<_> = rules.iter().map(|rule| rule.name.as_str()).collect();
+    let names: Vec<_> = counters.iter().map(|(rule, _)| rule.name.as_str()).collect();
     let client = ClientName::from_key(&key);
     let message = format!("counters reset: {client} under {}", names.join(", "));
     server.backend.log_event("counters_reset", &message, &client.to_string());
@@ -81,17 +82,62 @@ pub(super) fn rule<'p>(plan: &'p Plan, name: &str) -> Result<&'p Rule, ApiError>
 }
 
 /// The bytes that identify a client in the counters. A client that is given by the hash of its secret is found only among
-/// the heaviest clients.
-pub(super) fn key<R: Backend>(server: &AdminServer<R>, plan: &Plan, text: &str) -> Result<Vec<u8>, ApiError> {
+/// the heaviest clients, and those with a lock-out or an override.
+pub(super) async fn key<R: Backend>(
+    server: &AdminServer<R>,
+    plan: &Plan,
+    text: &str,
+) -> Result<Vec<u8>, ApiError> {
     let name: ClientName =
         text.parse().map_err(|error| ApiError::invalid_field("client", format!("{error}")))?;
     if let Some(key) = name.key(&plan.identities) {
         return Ok(key);
     }
-    let heaviest = server.backend.heaviest();
-    let known = heaviest.into_iter().find(|heavy| name.names(&heavy.key.client));
-    known.map(|heavy| heavy.key.client.into_vec()).ok_or_else(|| {
-        ApiError::invalid_field("client", "none of the heaviest clients has this hash")
-            .hint("pass the complete key; a hash works only for the heaviest clients")
+    let heaviest = server.backend.heaviest().into_iter().map(|heavy| heavy.key.client.into_vec());
+    let locked_out = server.state.locked_out().into_iter().map(|penalty| penalty.key.client.into_vec());
+    let overridden = server.state.overrides().await.into_iter().map(|(key, _)| key.client);
+    heaviest.chain(locked_out).chain(overridden).find(|key| name.names(key)).ok_or_else(|| {
+        let message = "no client that is known here has this hash";
+        ApiError::invalid_field("client", message).hint(
+            "pass the complete key; a hash works only for the heaviest clients, and those with a lock-out or an override",
+        )
+    })
+}
+
+/// The counters that `rules` have for the client with the key `key`. An error if there are none: nothing that is done to a
+/// counter that no rule uses has an effect.
+pub(super) fn counters<'p>(
+    active: &'p ActivePolicy,
+    rules: &[&'p Rule],
+    key: &[u8],
+) -> Result<Vec<(&'p Rule, Vec<u8>)>, ApiError> {
+    const MOST_NAMED: usize = 5;
+    let name = ClientName::from_key(key);
+    let refuse = |message| Err(ApiError::invalid_field("client", message));
+    let exclusion = active.matcher.exclusion(&RuleClient::from_key(key), None, Timestamp::ZERO);
+    if let Some(Exclusion::Exempt(_)) = exclusion {
+        let hint = "change `clients.exempt` in the policy";
+        return refuse(format!("{name} is exempt from all limits, so no rule counts it"))
+            .map_err(|error| error.hint(hint));
+    }
+    let counter = |rule: &&'p Rule| Some((*rule, active.named_counter(rule, key)?));
+    let counters: Vec<_> = rules.iter().filter_map(counter).collect();
+    if !counters.is_empty() {
+        return Ok(counters);
+    }
+    let describe =
+        |rule: &&Rule| format!("`{}` counts {}", rule.name, active.counted_names(rule).join(" or "));
+    let others = match rules.len().saturating_sub(MOST_NAMED) {
+        0 => String::new(),
+        others => format!("; and {others} more"),
+    };
+    let counted: Vec<_> = rules.iter().take(MOST_NAMED).map(describe).collect();
+    let message = match rules {
+        [] => "the policy has no rate limits".to_owned(),
+        [rule] => format!("the rule `{}` does not count {name}", rule.name),
+        _ => format!("no rule counts {name}"),
+    };
+    refuse(message).map_err(|error| {
+        error.hint(format!("name a client as the rule counts it: {}{others}", counted.join("; ")))
     })
 }

@@ -100,7 +100,11 @@ pub(super) async fn add<R: Backend>(
     };
     let spec = Spec { burst: request.burst, ..Spec::new(request.requests, window) };
     Limit::new(algorithm, spec).map_err(|error| ApiError::invalid_field("requests", error.to_string()))?;
-    let client = clients::key(server, plan, &request.client)?;
+    let client = clients::key(server, plan, &request.client).await?;
+    let counters = clients::counters(&active, &[rule], &client)?;
+    let Some((rule, client)) = counters.into_iter().next() else {
+        return Err(ApiError::invalid_field("client", "the rule does not count this client"));
+    };
     let now = server.state.now();
     let until = until(request.duration.as_deref(), now)?;
     let key = OverrideKey { rule: rule.name.clone(), client };

@@ -516,7 +516,8 @@ impl<'a> Identity<'a> {
     }
 }
 
-fn append(key: &mut Vec<u8>, kind: ClientKind, bytes: Option<&[u8]>) -> bool {
+/// Appends an identity to a counter key. Returns whether there is one.
+pub(crate) fn append(key: &mut Vec<u8>, kind: ClientKind, bytes: Option<&[u8]>) -> bool {
     let Some(bytes) = bytes else { return false };
     key.push(kind.tag());
     // No header is near 4 GiB.

@@ -10,6 +10,7 @@ mod evaluate;
 mod exclusion;
 mod index;
 mod matched;
+mod named_counter;
 mod tables;
 mod target;
 

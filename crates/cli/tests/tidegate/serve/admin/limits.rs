@@ -1,5 +1,6 @@
 //! Limits of one client: overrides, and reset counters.
 
+use tidegate_testkit::client::request;
 use tidegate_testkit::process::PolicyFile;
 
 use super::{AdminGateway, policy_text};
@@ -143,4 +144,82 @@ fn policy_or_override_beyond_the_maximum_of_limits_is_rejected_and_changes_nothi
     let gateway = gateway.restart();
     let listed = gateway.send("GET", "/v1/overrides", "").json();
     assert_eq!(listed["overrides"][0]["requests"], 7, "the durable store kept the earlier one: {listed}");
+}
+
+/// Each of the rules counts another identity; the policy has no users but those of `login`.
+fn policy_of_scopes() -> PolicyFile {
+    let rules = "rules: [{ name: login, match: { path: /login }, per: [ip, user], requests: 5, window: 1h },
+        { name: api, per: user, requests: 5, window: 1h }], global: { requests: 1000, window: 1h }";
+    let text = policy_text("").replace("identify_by: [user, ip]", "identify_by: [ip]");
+    PolicyFile::new(&text.replace("rate_limits: {", &format!("rate_limits: {{ {rules},")))
+}
+
+#[test]
+fn reset_names_the_rules_that_count_the_client_and_fails_if_none_does() {
+    let gateway = AdminGateway::serve(policy_of_scopes());
+    for (client, rules) in [
+        ("ip:203.0.113.9", "default, api"),
+        ("user:bob", "api"),
+        ("ip:203.0.113.9+user:bob", "login"),
+        ("user:bob+ip:203.0.113.9", "login"),
+        ("ip:203.0.113.9+ip:203.0.113.9", "login"),
+        ("everybody", "global"),
+    ] {
+        let (done, printed, error) = gateway.command(&["reset", client]);
+        assert!(done, "{client}: {error}");
+        assert!(printed.ends_with(&format!(" (rules: {rules})\n")), "{client}: {printed}");
+    }
+    for (args, expected) in [
+        (&["reset", "user:bob", "--rule", "default"][..], "`default` counts ip:ADDRESS"),
+        (&["reset", "user:bob", "--rule", "login"], "`login` counts ip:ADDRESS+user:NAME"),
+        (&["reset", "ip:203.0.113.9", "--rule", "login"], "`login` counts ip:ADDRESS+user:NAME"),
+        (&["reset", "ip:203.0.113.9", "--rule", "global"], "`global` counts everybody"),
+        (&["reset", "api_key:k"], "`api` counts user:NAME or ip:ADDRESS"),
+        (&["reset", "tenant:acme"], "no rule counts tenant:acme"),
+    ] {
+        let (done, _, error) = gateway.command(args);
+        assert!(!done && error.contains(expected), "{args:?}: {error}");
+    }
+}
+
+#[test]
+fn reset_of_a_combination_in_any_order_empties_its_counter() {
+    let gateway = AdminGateway::serve(policy_of_scopes());
+    let (headers, client) = ("X-User: bob\r\nX-Forwarded-For: 203.0.113.9\r\n", "user:bob+ip:203.0.113.9");
+    let login = || request(&gateway.server.address, "POST", "/login", headers, "").status;
+    assert_eq!([(); 6].map(|()| login()), [200, 200, 200, 200, 200, 429]);
+    for name in [client, "ip:203.0.113.9", "user:bob"] {
+        assert!(gateway.command(&["reset", name]).0, "{name}");
+    }
+    assert_eq!(login(), 200);
+}
+
+#[test]
+fn override_of_a_client_that_the_rule_does_not_count_is_not_stored() {
+    let gateway = AdminGateway::serve(policy_of_scopes());
+    for (client, rule) in [("user:bob", "login"), ("user:bob", "default"), ("ip:203.0.113.9+user:bob", "api")]
+    {
+        let (done, _, error) = gateway.command(&["override", client, "--rule", rule, "--limit", "1/m"]);
+        assert!(!done && error.contains(&format!("the rule `{rule}` does not count {client}")), "{error}");
+    }
+    let (_, listed, _) = gateway.command(&["override"]);
+    assert_eq!(listed, "no overrides\n");
+    let (done, _, error) =
+        gateway.command(&["override", "user:bob+ip:203.0.113.9", "--rule", "login", "--limit", "1/m"]);
+    assert!(done, "{error}");
+    let headers = "X-User: bob\r\nX-Forwarded-For: 203.0.113.9\r\n";
+    let login = || request(&gateway.server.address, "POST", "/login", headers, "").status;
+    assert_eq!((login(), login()), (200, 429));
+}
+
+#[test]
+fn reset_of_an_exempt_client_fails_and_of_one_that_a_caller_may_name_does_not() {
+    let exempt = policy_text("").replace("clients: {", "clients: { exempt: { networks: [203.0.113.0/24] },");
+    let gateway = AdminGateway::serve(PolicyFile::new(&exempt));
+    let (done, _, error) = gateway.command(&["reset", "ip:203.0.113.9"]);
+    assert!(!done && error.contains("is exempt") && error.contains("clients.exempt"), "{error}");
+    // A caller of the decision service names its client as it likes.
+    let gateway = AdminGateway::start("service: { http: '127.0.0.1:0' }\n");
+    let (done, printed, error) = gateway.command(&["reset", "tenant:acme"]);
+    assert!(done && printed.contains("(rules: default)"), "{printed}{error}");
 }
