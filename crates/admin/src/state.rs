@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use tidegate_core::{CounterKey, Limit, RuleId, Timestamp};
+use tidegate_core::{CounterKey, Limit, OwnedKey, RuleId, Timestamp};
 use tidegate_policy::{Ban, Bans, Subject, SubjectError};
 use tidegate_store::durable::{
     BackupError, BanRecord, Contents, Durable, DurableChange, DurableError, OverrideKey, OverrideRecord,
@@ -241,14 +241,14 @@ impl<R: Backend> AdminState<R> {
         self.backend.limiter().penalties().locked_out(self.now())
     }
 
-    /// Removes the penalties of all clients that `subject` names. Returns how many were locked out.
-    pub(crate) async fn lift_penalties(&self, subject: &Subject) -> usize {
-        let is_named = |penalty: &PenaltyEntry| subject.names(&penalty.key.client);
+    /// Ends the lock-outs of all clients whose counter key `is_named` accepts. Returns their keys.
+    pub(crate) async fn end_lock_outs(&self, is_named: impl Fn(&[u8]) -> bool) -> Vec<OwnedKey> {
         let penalties = self.backend.limiter().penalties();
-        let locked_out = self.locked_out().into_iter().filter(is_named).map(|penalty| penalty.key);
-        let lifted: Vec<_> = locked_out.filter(|key| penalties.remove(key.as_key())).collect();
-        self.publish_lifted(&lifted).await;
-        lifted.len()
+        let locked_out = self.locked_out().into_iter().map(|penalty| penalty.key);
+        let named = locked_out.filter(|key| is_named(&key.client));
+        let ended: Vec<_> = named.filter(|key| penalties.remove(key.as_key())).collect();
+        self.publish_lifted(&ended).await;
+        ended
     }
 
     /// Writes changed penalties once a second, until the future is dropped. Rejections do not wait for the write, so a

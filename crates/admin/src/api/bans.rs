@@ -3,14 +3,17 @@
 use http::StatusCode;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
-use tidegate_core::Timestamp;
+use tidegate_core::{Check, OwnedKey, TimeSpan, Timestamp};
 use tidegate_policy::{Ban, ClientName, Plan, Subject};
-use tidegate_store::PenaltyEntry;
+use tidegate_store::{PenaltyEntry, Store};
 
 use super::{reason, remaining, seconds, until};
 use crate::backend::Backend;
 use crate::response::{self, ApiError, ApiResponse};
 use crate::server::AdminServer;
+
+/// In place of the name of a rule that the policy no longer has.
+const REMOVED_RULE: &str = "(removed rule)";
 
 /// The body of a request that adds a ban.
 #[derive(Deserialize)]
@@ -80,7 +83,7 @@ impl BanView {
         Self {
             subject: ClientName::from_key(&key.client).to_string(),
             kind: "penalty",
-            source: rule.map_or_else(|| "(removed rule)".to_owned(), |rule| rule.name.clone()),
+            source: rule.map_or_else(|| REMOVED_RULE.to_owned(), |rule| rule.name.clone()),
             reason: format!("lock-out number {}", record.level),
             since: Some(seconds(record.locked_until - record.locked_for)),
             until: Some(record.locked_until.as_secs_ceil()),
@@ -119,22 +122,63 @@ pub(super) async fn add<R: Backend>(
     Ok(response::json(if is_new { StatusCode::CREATED } else { StatusCode::OK }, &view))
 }
 
+/// A lock-out that an operator has ended, in a response.
+#[derive(Serialize)]
+struct EndedLockOut {
+    client: ClientName,
+    rule: String,
+    /// The seconds for which the counter still rejects the client, if it does: the lock-out is not what it counts.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    full_for: Option<u64>,
+}
+
+impl EndedLockOut {
+    async fn new<R: Backend>(server: &AdminServer<R>, plan: &Plan, key: &OwnedKey) -> Self {
+        let client = ClientName::from_key(&key.client);
+        let Some(rule) = plan.rate_limits.iter().find(|rule| rule.id == key.rule) else {
+            return Self { client, rule: REMOVED_RULE.to_owned(), full_for: None };
+        };
+        let limiter = server.backend.limiter();
+        let check = Check::new(key.as_key(), &rule.limit);
+        // If the store fails, the state of the counter is not known, and nothing is said about it.
+        let peeked = limiter.store().peek(&[check], limiter.clock().now()).await.ok();
+        let full_for = peeked.and_then(|decision| decision.verdict.retry_after()).map(TimeSpan::as_secs_ceil);
+        Self { client, rule: rule.name.clone(), full_for }
+    }
+}
+
 pub(super) async fn remove<R: Backend>(
     server: &AdminServer<R>,
     request: RemoveBanRequest,
 ) -> Result<ApiResponse, ApiError> {
-    let subject = subject(server, &request.subject)?;
-    let name = subject.to_string();
-    let in_policy = matches!(&subject, Subject::Network(net)
-        if server.backend.limiter().policy().matcher.plan().bans.contains(net));
-    let penalties = server.state.lift_penalties(&subject).await;
-    let was_banned = server.state.unban(subject).await?;
-    if was_banned || penalties > 0 {
-        server.backend.log_event("ban_removed", &format!("ban removed: {name}"), &name);
-        let body = json!({ "subject": name, "banned": was_banned, "penalties": penalties });
+    let active = server.backend.limiter().policy();
+    let plan = active.matcher.plan();
+    // A client with several identities can be locked out, but not banned.
+    let combination = request.subject.parse::<ClientName>().ok().filter(|name| name.kind().is_none());
+    let (name, was_banned, ended) = match combination {
+        Some(client) => {
+            let ended = server.state.end_lock_outs(|key| client.names(key)).await;
+            (client.to_string(), false, ended)
+        }
+        None => {
+            let subject = subject(server, &request.subject)?;
+            let ended = server.state.end_lock_outs(|key| subject.names(key)).await;
+            (subject.to_string(), server.state.unban(subject).await?, ended)
+        }
+    };
+    if was_banned || !ended.is_empty() {
+        let what = if was_banned { "ban removed" } else { "lock-out ended" };
+        server.backend.log_event("ban_removed", &format!("{what}: {name}"), &name);
+        let mut lock_outs = Vec::with_capacity(ended.len());
+        for key in &ended {
+            lock_outs.push(EndedLockOut::new(server, plan, key).await);
+        }
+        let body = json!({
+            "subject": name, "banned": was_banned, "penalties": ended.len(), "lock_outs": lock_outs,
+        });
         return Ok(response::json(StatusCode::OK, &body));
     }
-    if in_policy {
+    if plan.bans.iter().any(|net| Subject::Network(*net).to_string() == name) {
         let message = format!("{name} is banned by the policy");
         return Err(ApiError::new(StatusCode::CONFLICT, "in_policy", message).hint(
             "remove it from `bans` in the policy; changes of the policy file are picked up automatically",

@@ -11,7 +11,8 @@ use std::io::Write;
 use anyhow::{Context, bail};
 use http::Method;
 use serde_json::{Value, json};
-use tidegate_core::is_visible;
+use tidegate_core::{TimeSpan, is_visible};
+use tidegate_policy::span_text;
 
 use crate::args::{
     BackupArgs, BanArgs, BansArgs, BansFormat, BreakerArgs, BreakerVerb, Format, OverrideArgs, ReloadArgs,
@@ -45,10 +46,29 @@ pub(crate) fn unban(args: &UnbanArgs) -> anyhow::Result<CommandOutcome> {
         let body = json!({ "subject": subject });
         removed.push(client.send(&Method::DELETE, "/v1/bans", Some(&body))?);
     }
-    print_result(args.format, &Value::from(removed), |bans| {
-        let line = |ban: &Value| format!("ban removed: {}\n", text(ban, "subject"));
-        items(bans).map(line).collect()
-    })
+    print_result(args.format, &Value::from(removed), |bans| items(bans).map(format_removed_ban).collect())
+}
+
+/// Says what has ended, and which counters still reject the client: they count what led to the lock-out.
+fn format_removed_ban(ban: &Value) -> String {
+    let mut lines = Vec::new();
+    if ban["banned"] == true {
+        lines.push(format!("ban removed: {}\n", text(ban, "subject")));
+    }
+    for lock_out in items(&ban["lock_outs"]) {
+        let (client, rule) = (text(lock_out, "client"), text(lock_out, "rule"));
+        lines.push(format!("lock-out ended: {client} under {rule}\n"));
+        if let Some(seconds) = lock_out["full_for"].as_u64() {
+            let left = span_text(TimeSpan::from_secs(seconds));
+            // A hash does not suffice: the gateway may not remember the key.
+            let client = if client.contains("…#") { "CLIENT (with the complete key)" } else { client };
+            lines.push(format!(
+                "  its counter is still full: the rule rejects requests for another {left}; to empty it: tidegate reset \
+                 {client} --rule {rule}\n"
+            ));
+        }
+    }
+    lines.concat()
 }
 
 pub(crate) fn bans(args: &BansArgs) -> anyhow::Result<CommandOutcome> {

@@ -51,16 +51,19 @@ impl Subject {
         if text.len() > MAX_NAME_LENGTH {
             return Err(SubjectError::TooLong);
         }
+        let name = text.parse::<ClientName>();
+        if name.as_ref().is_ok_and(|name| name.kind().is_none()) {
+            return Err(SubjectError::NotOne);
+        }
         let address = text.strip_prefix("ip:").unwrap_or(text);
         if address.len() < text.len() || looks_like_network(text) {
             return banned_network(address, ipv6_prefix)
                 .map(Self::Network)
                 .map_err(|NetworkProblem { what, hint }| SubjectError::Network { what, hint });
         }
-        let name: ClientName = text.parse()?;
-        match name.kind() {
-            None | Some(ClientKind::Anonymous) => Err(SubjectError::NotOne),
-            Some(_) => Ok(Self::Client(name.shown())),
+        match name? {
+            name if name.kind() == Some(ClientKind::Anonymous) => Err(SubjectError::NotOne),
+            name => Ok(Self::Client(name.shown())),
         }
     }
 }

@@ -243,3 +243,30 @@ fn lock_out_is_listed_survives_a_restart_and_can_be_removed() {
     assert_eq!(listed(&gateway), serde_json::json!([]));
     assert_eq!(gateway.get(client), 200);
 }
+
+#[test]
+fn unban_accepts_every_subject_that_bans_prints_and_tells_of_a_full_counter() {
+    let rule = "{ name: login, match: { path: / }, per: [ip, user], requests: 1, window: 1h, penalty: { after: 1, for: 1h } }";
+    let policy =
+        super::policy_text("").replace("rate_limits: {", &format!("rate_limits: {{ rules: [{rule}],"));
+    let gateway = AdminGateway::serve(PolicyFile::new(&policy));
+    let client = "X-Forwarded-For: 203.0.113.9\r\nX-User: bob\r\n";
+    assert_eq!((gateway.get(client), gateway.get(client)), (200, 429));
+    let subject = "ip:203.0.113.9+user:bob";
+    let (_, printed, _) = gateway.command(&["bans"]);
+    assert!(printed.contains(subject), "{printed}");
+    let (done, printed, error) = gateway.command(&["unban", subject]);
+    assert!(done, "{error}");
+    assert!(printed.starts_with(&format!("lock-out ended: {subject} under login\n")), "{printed}");
+    let reset = format!("tidegate reset {subject} --rule login");
+    assert!(printed.contains("counter is still full") && printed.contains(&reset), "{printed}");
+    let (_, bans, _) = gateway.command(&["bans"]);
+    assert_eq!(bans, "no bans\n");
+    assert!(gateway.command(&["reset", subject, "--rule", "login"]).0);
+    assert_eq!(gateway.get(client), 200, "as the message says");
+
+    let (done, _, error) = gateway.command(&["unban", "ip:203.0.113.8+user:bob"]);
+    assert!(!done && error.contains("ip:203.0.113.8+user:bob is not banned"), "{error}");
+    let (done, _, error) = gateway.command(&["ban", subject]);
+    assert!(!done && error.contains("one network or one client"), "{error}");
+}
