@@ -1,5 +1,7 @@
 //! The interface between the admin API and the gateway.
 
+use std::path::PathBuf;
+
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use tidegate_core::Timestamp;
@@ -16,6 +18,9 @@ pub trait Backend: Send + Sync + 'static {
 
     /// Where the policy comes from, as text.
     fn source(&self) -> String;
+
+    /// The absolute path of the policy file, if there is one.
+    fn policy_file(&self) -> Option<PathBuf>;
 
     /// The heaviest clients of each rule, heaviest first.
     fn heaviest(&self) -> Vec<HeavyKey>;

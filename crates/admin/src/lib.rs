@@ -10,6 +10,7 @@ mod api;
 mod auth;
 mod backend;
 mod connections;
+mod gateway_paths;
 mod proof;
 mod response;
 mod server;
@@ -17,6 +18,7 @@ mod state;
 mod token;
 
 pub use backend::{Backend, BreakerAction, BreakerError, ReloadError, ReloadReport, ReloadState};
+pub use gateway_paths::GatewayPaths;
 pub use proof::{ConnectionAddresses, ServerChallenge};
 pub use server::{AdminServer, AdminStartError};
 pub use state::{AdminState, RestoreError};

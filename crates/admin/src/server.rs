@@ -3,6 +3,7 @@
 use std::convert::Infallible;
 use std::io;
 use std::net::TcpListener;
+use std::path::Path;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -26,6 +27,7 @@ use crate::api;
 use crate::auth::{Access, Auth};
 use crate::backend::Backend;
 use crate::connections::{ConnectionEntry, ConnectionTable, Eviction};
+use crate::gateway_paths::GatewayPaths;
 use crate::proof::ConnectionAddresses;
 use crate::response::{self, ApiError, ApiResponse};
 use crate::state::AdminState;
@@ -52,6 +54,7 @@ pub struct AdminServer<R: Backend> {
     pub(crate) backend: Arc<R>,
     pub(crate) state: Arc<AdminState<R>>,
     auth: Auth,
+    paths: GatewayPaths,
 }
 
 /// The admin API cannot be started.
@@ -62,7 +65,11 @@ pub struct AdminStartError(#[from] io::Error);
 impl<R: Backend> AdminServer<R> {
     /// Creates the API for a gateway. Clients need `token`.
     pub fn new(backend: Arc<R>, state: Arc<AdminState<R>>, token: AdminToken) -> Self {
-        Self { backend, state, auth: Auth { token, is_loopback: true } }
+        let paths = GatewayPaths {
+            policy: backend.policy_file(),
+            state: state.path().and_then(Path::parent).and_then(|folder| std::path::absolute(folder).ok()),
+        };
+        Self { backend, state, auth: Auth { token, is_loopback: true }, paths }
     }
 
     /// Serves `listener` in a new thread until `stop`.
@@ -106,18 +113,31 @@ impl<R: Backend> AdminServer<R> {
             // The body is not read, so clients without a token never count as busy.
             Ok(Access::Public) => api::handle(self, &head, &[]).await,
             Ok(Access::Proof(proof)) => Ok(response::json(StatusCode::OK, &json!({ "proof": proof }))),
-            Ok(Access::Operator) => match connection.begin_request() {
-                Some(_request) => self.handle_operator(&head, body).await,
-                None => Err(ApiError::unavailable(
-                    "too_many_requests_in_progress",
-                    format!("limit of {MAX_REQUESTS} requests in progress reached; retry later"),
-                )),
-            },
+            Ok(Access::Operator) => {
+                let result = match connection.begin_request() {
+                    Some(_request) => self.handle_operator(&head, body).await,
+                    None => Err(ApiError::unavailable(
+                        "too_many_requests_in_progress",
+                        format!("limit of {MAX_REQUESTS} requests in progress reached; retry later"),
+                    )),
+                };
+                let mut response = result.unwrap_or_else(ApiError::into_response);
+                self.paths.write(response.headers_mut());
+                return response;
+            }
         };
         result.unwrap_or_else(ApiError::into_response)
     }
 
     async fn handle_operator(&self, head: &Parts, body: Incoming) -> Result<ApiResponse, ApiError> {
+        let expected = GatewayPaths::read(&head.headers);
+        if !self.paths.are(&expected) {
+            let message = format!("this gateway has {}, not {expected}", self.paths);
+            return Err(ApiError::new(StatusCode::CONFLICT, "other_gateway", message).hint(
+                "each gateway needs an address of its own in `admin.listen` of its policy; to reach this one all the \
+                 same, specify it with --admin URL",
+            ));
+        }
         match timeout(BODY_TIMEOUT, Limited::new(body, MAX_BODY_BYTES).collect()).await {
             Ok(Ok(body)) => api::handle(self, head, &body.to_bytes()).await,
             Ok(Err(error)) if ChunkError::of(&*error) == Some(ChunkError::Malformed) => {

@@ -13,7 +13,7 @@ use hyper::body::Bytes;
 use hyper::client::conn::http1::{self, SendRequest};
 use hyper_util::rt::TokioIo;
 use serde_json::Value;
-use tidegate_admin::{AdminToken, ConnectionAddresses, ServerChallenge};
+use tidegate_admin::{AdminToken, ConnectionAddresses, GatewayPaths, ServerChallenge};
 use tidegate_policy::{AdminLocation, AdminPlan, locate_admin, split_port};
 use tokio::net::TcpStream;
 use tokio::time::timeout;
@@ -44,18 +44,30 @@ pub(super) struct AdminClient {
     /// Whether the user has named the address. Otherwise the server must prove that it has the token before it gets it: any
     /// process can listen on an address that the gateway does not use.
     is_named: bool,
+    /// The gateway that is meant: the one of the policy, unless the user has named the address.
+    expected: GatewayPaths,
+    /// Whether nothing says which gateway is meant. Then the user is told which one it was.
+    is_default: bool,
+}
+
+/// The response to a request.
+struct AdminReply {
+    status: StatusCode,
+    body: Value,
+    /// The gateway that sent it.
+    gateway: GatewayPaths,
 }
 
 impl AdminClient {
     /// Finds the address and the token by the policy, by the arguments, or in their default locations.
     pub(super) fn from_args(args: &AdminArgs) -> anyhow::Result<Self> {
         let is_specified = args.admin.is_some() && args.token_file.is_some();
-        let (default_authority, default_token_file) = match &args.config {
+        let (default_authority, default_token_file, paths) = match &args.config {
             Some(path) if !is_specified => {
-                let (address, token) = locate_by_policy(path)?;
-                (address, Some(token))
+                let (address, token, paths) = locate_by_policy(path)?;
+                (address, Some(token), paths)
             }
-            _ => (AdminPlan::LISTEN.to_owned(), state::user_token_file()),
+            _ => (AdminPlan::LISTEN.to_owned(), state::user_token_file(), GatewayPaths::default()),
         };
         let authority = match &args.admin {
             Some(url) => parse_authority(url)?,
@@ -76,7 +88,10 @@ impl AdminClient {
                 file.display()
             )
         })?;
-        Ok(Self { authority, token, token_file: file, is_named: args.admin.is_some() })
+        let is_named = args.admin.is_some();
+        let expected = if is_named { GatewayPaths::default() } else { paths };
+        let is_default = !is_named && args.config.is_none();
+        Ok(Self { authority, token, token_file: file, is_named, expected, is_default })
     }
 
     /// Sends a request. Returns the body of a successful response.
@@ -85,21 +100,25 @@ impl AdminClient {
         runtime.block_on(async {
             let mut attempt = 1;
             loop {
-                let (status, result) = timeout(REQUEST_TIMEOUT, self.send_once(method, path, body))
-                    .await
-                    .with_context(|| {
-                    format!(
-                        "no response from {} within {} s; check that the gateway is running",
-                        self.authority,
-                        REQUEST_TIMEOUT.as_secs()
-                    )
-                })??;
+                let AdminReply { status, body: result, gateway } =
+                    timeout(REQUEST_TIMEOUT, self.send_once(method, path, body)).await.with_context(
+                        || {
+                            format!(
+                                "no response from {} within {} s; check that the gateway is running",
+                                self.authority,
+                                REQUEST_TIMEOUT.as_secs()
+                            )
+                        },
+                    )??;
                 if is_handing_over(status, &result) && attempt < MAX_ATTEMPTS {
                     attempt += 1;
                     tokio::time::sleep(RETRY_DELAY).await;
                     continue;
                 }
                 if status.is_success() {
+                    if self.is_default && *method != Method::GET {
+                        write_stderr(format_args!("gateway at {}: {gateway}\n", self.authority));
+                    }
                     return Ok(result);
                 }
                 if status == StatusCode::UNAUTHORIZED {
@@ -120,7 +139,7 @@ impl AdminClient {
         method: &Method,
         path: &str,
         body: Option<&Value>,
-    ) -> anyhow::Result<(StatusCode, Value)> {
+    ) -> anyhow::Result<AdminReply> {
         let address = &self.authority;
         let stream = TcpStream::connect(address).await.map_err(|error| match error.kind() {
             ErrorKind::ConnectionRefused => anyhow!(
@@ -149,9 +168,9 @@ impl AdminClient {
         let challenge = ServerChallenge::new(&self.token, addresses)?;
         let target = (ServerChallenge::PATH, &*challenge.authorization());
         let response = self.exchange(sender, &Method::GET, target, String::new()).await;
-        let is_proven = response.is_ok_and(|(status, result)| {
-            status == StatusCode::OK
-                && result["proof"].as_str().is_some_and(|proof| challenge.is_met_by(proof))
+        let is_proven = response.is_ok_and(|reply| {
+            reply.status == StatusCode::OK
+                && reply.body["proof"].as_str().is_some_and(|proof| challenge.is_met_by(proof))
         });
         if !is_proven {
             bail!(
@@ -172,25 +191,26 @@ impl AdminClient {
         method: &Method,
         (path, authorization): (&str, &str),
         body: String,
-    ) -> anyhow::Result<(StatusCode, Value)> {
+    ) -> anyhow::Result<AdminReply> {
         let address = &self.authority;
         let mut authorization = HeaderValue::try_from(authorization)?;
         authorization.set_sensitive(true);
-        let request = Request::builder()
+        let mut request = Request::builder()
             .method(method)
             .uri(path)
             .header(HOST, address)
             .header(AUTHORIZATION, authorization)
             .header(CONTENT_TYPE, "application/json")
             .body(Full::new(Bytes::from(body)))?;
+        self.expected.write(request.headers_mut());
         let broken = || format!("{address} closed the connection or is not an admin API");
         let response = sender.send_request(request).await.with_context(broken)?;
-        let status = response.status();
+        let (status, gateway) = (response.status(), GatewayPaths::read(response.headers()));
         let body = Limited::new(response.into_body(), MAX_RESPONSE_BYTES).collect().await;
         let body = body.map_err(|error| anyhow!(error)).with_context(broken)?.to_bytes();
-        let result = serde_json::from_slice(&body)
+        let body = serde_json::from_slice(&body)
             .map_err(|_| anyhow!("{address} is not an admin API: it responded {status} without JSON"))?;
-        Ok((status, result))
+        Ok(AdminReply { status, body, gateway })
     }
 }
 
@@ -215,9 +235,9 @@ fn api_error(status: StatusCode, result: &Value) -> anyhow::Error {
     }
 }
 
-/// Returns the address of the admin API of a policy, and its token file. The policy may be invalid: the gateway runs with an
+/// Returns the address of the admin API of a policy, its token file, and the paths of its gateway. The policy may be invalid: the gateway runs with an
 /// earlier version of it.
-fn locate_by_policy(path: &Path) -> anyhow::Result<(String, PathBuf)> {
+fn locate_by_policy(path: &Path) -> anyhow::Result<(String, PathBuf, GatewayPaths)> {
     let name = path.display().to_string();
     let bytes = file::read_policy(path)
         .map_err(|error| anyhow!("cannot read {name}: {}", file::describe_io_error(&error)))?;
@@ -240,7 +260,12 @@ fn locate_by_policy(path: &Path) -> anyhow::Result<(String, PathBuf)> {
     let Some(admin) = &admin else {
         bail!("{name} disables the admin API (`admin: off`); remove that line and restart the gateway")
     };
-    Ok((connectable_address(admin.address()), state::token_file(path, admin, directory.as_deref())))
+    let directory = directory.as_deref();
+    let paths = GatewayPaths {
+        policy: Some(std::path::absolute(path)?),
+        state: Some(std::path::absolute(state::state_folder(path, directory))?),
+    };
+    Ok((connectable_address(admin.address()), state::token_file(path, admin, directory), paths))
 }
 
 /// Replaces an unspecified address, such as 0.0.0.0, by the loopback address.

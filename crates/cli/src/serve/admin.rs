@@ -1,7 +1,7 @@
 //! The admin API of the running gateway.
 
 use std::net::TcpListener;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
@@ -41,6 +41,7 @@ pub(crate) struct AdminBackend {
     gateway: Arc<Gateway<SelectedStore>>,
     certificates: Arc<Certificates>,
     source: String,
+    policy_file: Option<PathBuf>,
     reloads: mpsc::Sender<ReloadRequest>,
     reload_results: Arc<ReloadResults>,
     is_ready: AtomicBool,
@@ -53,6 +54,7 @@ impl AdminBackend {
         certificates: Arc<Certificates>,
     ) -> (Arc<Self>, mpsc::Receiver<ReloadRequest>) {
         let (reloads, reload_requests) = mpsc::channel(8);
+        let policy_file = source.file().and_then(|file| std::path::absolute(file).ok());
         let source = match &source.origin {
             PolicyOrigin::File(path) => path.display().to_string(),
             PolicyOrigin::CommandLine(_) => "the command line".to_owned(),
@@ -60,7 +62,7 @@ impl AdminBackend {
         };
         let started = gateway.limiter().clock().now();
         let (reload_results, is_ready) = (Arc::new(ReloadResults::new(started)), AtomicBool::new(true));
-        let backend = Self { gateway, certificates, source, reloads, reload_results, is_ready };
+        let backend = Self { gateway, certificates, source, policy_file, reloads, reload_results, is_ready };
         (Arc::new(backend), reload_requests)
     }
 
@@ -101,6 +103,10 @@ impl Backend for AdminBackend {
 
     fn source(&self) -> String {
         self.source.clone()
+    }
+
+    fn policy_file(&self) -> Option<PathBuf> {
+        self.policy_file.clone()
     }
 
     fn heaviest(&self) -> Vec<HeavyKey> {
@@ -211,23 +217,30 @@ fn write_memory_use(page: &mut Exposition, memory_use: MemoryUse) {
     page.single("tidegate_store_carried_limits", MetricKind::Gauge, help, carried_limits);
 }
 
-/// The socket and the token of the admin API, before it starts.
-pub(crate) struct AdminListener {
-    pub(crate) listener: TcpListener,
-    token: AdminToken,
-    /// The line about the admin API in the start message.
+/// The admin API before it starts.
+#[derive(Default)]
+pub(crate) struct AdminSetup {
+    /// `None` if there is no admin API.
+    pub(crate) listener: Option<AdminListener>,
+    /// The line about the admin API in the start message; empty if the policy disables it.
     pub(crate) notice: String,
 }
 
+/// The socket and the token of the admin API.
+pub(crate) struct AdminListener {
+    pub(crate) listener: TcpListener,
+    token: AdminToken,
+}
+
 impl AdminListener {
-    /// Binds the socket, or takes it from the predecessor, and loads the token. Returns `None` if the policy disables the
+    /// Binds the socket, or takes it from the predecessor, and loads the token. There is none if the policy disables the
     /// admin API, or if another process uses the default address.
-    pub(crate) fn new(
+    pub(crate) fn open(
         policy: Option<&Path>,
         plan: &Plan,
         predecessor: Option<&mut Predecessor>,
-    ) -> anyhow::Result<Option<Self>> {
-        let Some(admin) = &plan.admin else { return Ok(None) };
+    ) -> anyhow::Result<AdminSetup> {
+        let Some(admin) = &plan.admin else { return Ok(AdminSetup::default()) };
         let address = admin.address();
         let inherited = predecessor.and_then(|predecessor| predecessor.take_one(address));
         let listener = match inherited.map_or_else(|| TcpListener::bind(address), Ok) {
@@ -239,7 +252,11 @@ impl AdminListener {
                      write `admin: off`",
                     AdminPlan::LISTEN
                 );
-                return Ok(None);
+                let notice = format!(
+                    "  admin      none: cannot listen on {address}: {error}; commands reach the process that does; set another \
+                     address in `admin.listen`\n"
+                );
+                return Ok(AdminSetup { listener: None, notice });
             }
             Err(error) => {
                 bail!("cannot listen on {address}: {error}; set another address in `admin.listen`");
@@ -264,7 +281,8 @@ impl AdminListener {
                 format!("token, valid until the gateway stops:\n             {}", token.expose())
             }
         };
-        Ok(Some(Self { listener, token, notice: format!("  admin      http://{bound}; {token_text}\n") }))
+        let notice = format!("  admin      http://{bound}; {token_text}\n");
+        Ok(AdminSetup { listener: Some(Self { listener, token }), notice })
     }
 
     /// Starts to serve the admin API.

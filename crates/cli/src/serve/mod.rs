@@ -41,7 +41,7 @@ use tokio::sync::watch;
 use crate::args::ServeArgs;
 use crate::print::{write_stderr, write_stdout};
 use activation::InheritedSockets;
-use admin::{AdminBackend, AdminHandle, AdminListener};
+use admin::{AdminBackend, AdminHandle, AdminListener, AdminSetup};
 use certificates::Certificates;
 use envoy_config::EnvoyConfig;
 use file_watcher::{FileStamp, FileWatcher};
@@ -104,7 +104,8 @@ fn serve(
         listen(args, &plan, cores, predecessor.as_mut())?;
     // The predecessor has released the durable file by now.
     let state = DurableState::open(source.file(), &plan)?;
-    let admin_listener = AdminListener::new(source.file(), &plan, predecessor.as_mut())?;
+    let AdminSetup { listener: admin_listener, notice } =
+        AdminListener::open(source.file(), &plan, predecessor.as_mut())?;
     let telemetry = logging.telemetry(cores, clock.now());
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let store = Arc::new(SelectedStore::new(&plan.store, &clock)?);
@@ -139,7 +140,6 @@ fn serve(
         let sockets = takeover::duplicate_sockets(all, admin_listener.as_ref().map(|admin| &admin.listener))?;
         events.successor = Some(takeover::listen_for_successor(path, sockets, Arc::clone(&admin_state))?);
     }
-    let notice = admin_listener.as_ref().map_or(String::new(), |admin| admin.notice.clone());
     let admin = admin_listener.map(|listener| listener.start(&backend, &admin_state)).transpose()?;
     announce(source, &format_urls(&listeners, &service_listeners), &plan, &notice);
     let envoy = envoy.as_ref().map(|config| (config, &service));

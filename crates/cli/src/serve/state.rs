@@ -67,7 +67,7 @@ impl DurableState {
 }
 
 /// The folder of the persistent state of a policy.
-fn state_folder(policy: &Path, directory: Option<&str>) -> PathBuf {
+pub(crate) fn state_folder(policy: &Path, directory: Option<&str>) -> PathBuf {
     let beside = policy.parent().unwrap_or(Path::new(""));
     match directory {
         Some(directory) => beside.join(directory),

@@ -190,6 +190,49 @@ fn command_finds_and_verifies_the_gateway_of_its_policy() {
 }
 
 #[test]
+fn command_with_a_policy_that_another_gateway_does_not_have_fails() {
+    let address = free_address().to_string();
+    let first = AdminGateway::serve(PolicyFile::new(&policy_text("").replace("127.0.0.1:0", &address)));
+    let token = format!("{}/admin.token", state(&first.policy));
+    let admin = format!("listen: '{address}', token_file: '{token}'");
+    let second = PolicyFile::new(&policy_text("").replace("listen: '127.0.0.1:0'", &admin));
+    for args in [&["bans"][..], &["reset", "user:bob"], &["ban", "user:bob"]] {
+        let output = run(&[args, &["--config", &second.path()]].concat());
+        let error = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(1), "{error}");
+        assert!(error.contains(&first.policy.path()) && error.contains(&second.path()), "{error}");
+        assert!(error.contains(&state(&first.policy)) && error.contains("admin.listen"), "{error}");
+    }
+    assert_eq!(first.get("X-User: bob\r\n"), 200, "nothing was changed");
+    // The same file by another path.
+    let link = first.policy.path().replace(".yaml", "-link.yaml");
+    std::os::unix::fs::symlink(first.policy.path(), &link).unwrap();
+    std::os::unix::fs::symlink(state(&first.policy), link.replace(".yaml", ".state")).unwrap();
+    let output = run(&["reset", "user:bob", "--config", &link]);
+    assert!(output.status.success(), "{output:?}");
+    let reply = first.send("GET", "/v1/bans", "");
+    assert_eq!(reply.header("tidegate-policy"), Some(&*first.policy.path()), "{reply:?}");
+    assert_eq!(reply.header("tidegate-state"), Some(&*state(&first.policy)), "{reply:?}");
+}
+
+#[test]
+fn second_process_says_that_it_has_no_admin_api() {
+    let policy = PolicyFile::new(&policy_text("").replace("admin: { listen: '127.0.0.1:0' }\n", ""));
+    // The default address is in use, by this test or by another process.
+    let mut occupied = Vec::new();
+    let second = loop {
+        occupied.extend(std::net::TcpListener::bind("127.0.0.1:9900").ok());
+        let second = serve(&["--config", &policy.path()]);
+        if !second.startup_output.contains("  admin      http://") {
+            break second;
+        }
+    };
+    let banner = &second.startup_output;
+    assert!(banner.contains("  admin      none: cannot listen on 127.0.0.1:9900"), "{banner}");
+    assert!(banner.contains("`admin.listen`"), "{banner}");
+}
+
+#[test]
 fn command_finds_the_gateway_although_its_policy_file_is_invalid_now() {
     let text = policy_text("").replace("127.0.0.1:0", &free_address().to_string());
     let gateway = AdminGateway::serve(PolicyFile::new(&text));
