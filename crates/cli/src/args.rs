@@ -27,7 +27,7 @@ Examples:
   tidegate                                 run the demo on 127.0.0.1:8080
   tidegate serve --upstream http://localhost:3000 --limit 100/m
                                            limit each client of a service to 100 requests per minute
-  tidegate serve --resp 127.0.0.1:6380
+  tidegate serve --resp 127.0.0.1:6380     serve decisions to Redis clients (CL.THROTTLE)
   tidegate serve --config policy.yaml      run with a policy file
   curl -i http://127.0.0.1:8080/           send a request to it
   tidegate check policy.yaml               validate a policy
@@ -42,9 +42,10 @@ pub(crate) enum Command {
     /// Run the gateway.
     ///
     /// With --config, a policy file configures everything: listeners, upstreams, routes and limits. With --upstream, the
-    /// gateway forwards to one service with one limit per client, and prints the equivalent policy file. With only --grpc,
-    /// --http or --resp, it serves decisions to other proxies and programs and forwards nothing. With none of these, it runs
-    /// a built-in demo.
+    /// gateway forwards to one service with one limit per client, and prints the equivalent policy file; with both, it forwards
+    /// to this service with the limits of the file, which then has no routes. With only --grpc (Envoy), --http or --resp
+    /// (commands of Redis clients), it serves decisions to other proxies and programs and forwards nothing. With none of
+    /// these, it runs a built-in demo.
     ///
     /// Admitted requests are forwarded. Rejected requests get 429 with Retry-After. Every response to a limited request
     /// carries the limit, what remains of it and when it resets.
@@ -147,6 +148,7 @@ Examples:
   tidegate serve
   tidegate serve --upstream http://localhost:3000 --limit 100/m
   tidegate serve --config policy.yaml
+  tidegate serve --config limits.yaml --upstream http://localhost:3000
   tidegate serve --config policy.yaml --store redis://127.0.0.1:6379
   tidegate serve --envoy-config ratelimit/config";
 
@@ -193,9 +195,9 @@ impl Default for Command {
 #[derive(Debug, Default, clap::Args)]
 pub(crate) struct ServeArgs {
     /// Policy file.
-    #[arg(long, short, value_name = "FILE", conflicts_with_all = ["upstream", "limit"])]
+    #[arg(long, short, value_name = "FILE", conflicts_with = "limit")]
     pub(crate) config: Option<PathBuf>,
-    /// URL of the service to forward to, such as `http://localhost:3000`.
+    /// URL of the service to forward to, such as `http://localhost:3000`. The policy file, if there is one, has no routes.
     #[arg(long, value_name = "URL")]
     pub(crate) upstream: Option<String>,
     /// Limit of each client: 100/m, 10/s, 1000/15m. Default: 100/m, or 10/m for the demo.
@@ -218,7 +220,8 @@ pub(crate) struct ServeArgs {
     /// Address on which checks over HTTP are served, such as 127.0.0.1:8082. Replaces `service.http` of the policy.
     #[arg(long, value_name = "HOST:PORT")]
     pub(crate) http: Option<String>,
-    /// Address on which the Redis protocol is served, such as 127.0.0.1:6380. Replaces `service.resp` of the policy.
+    /// Address on which decisions are served over the Redis protocol, such as 127.0.0.1:6380: any Redis client sends
+    /// `CL.THROTTLE` or `TIDEGATE.CHECK`. It stores no data. Replaces `service.resp` of the policy.
     #[arg(long, value_name = "HOST:PORT")]
     pub(crate) resp: Option<String>,
     /// Folder with the configuration of Envoy's rate limit server: all `*.yaml` and `*.yml` files, also in subfolders. It is

@@ -88,7 +88,7 @@ pub use request::{
     HeaderTraits, NormalRequest, ReadOptions, RequestError, RequestHead, check_http1_headers,
     check_transfer_encoding, has_unusual_character, is_proxy_header, trim_value,
 };
-pub use units::{QuantityError, duration, span_text};
+pub use units::{QuantityError, duration, span_text, split_rate};
 
 /// The examples of README.md.
 #[cfg(doctest)]

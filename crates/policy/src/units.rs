@@ -57,6 +57,14 @@ pub fn duration(text: &str) -> Result<TimeSpan, QuantityError> {
     }
 }
 
+/// The number of requests and the window of a rate such as `100/m` or `1000/15m`, each as the policy writes it. Neither is checked.
+pub fn split_rate(text: &str) -> Option<(&str, String)> {
+    let (requests, window) = text.split_once('/')?;
+    let window = window.trim();
+    let has_number = window.starts_with(|c: char| c.is_ascii_digit());
+    Some((requests.trim(), if has_number { window.to_owned() } else { format!("1{window}") }))
+}
+
 /// Parses a number of bytes: `64MiB`.
 pub(crate) fn size(text: &str) -> Result<u64, QuantityError> {
     let (number, unit) = split(text);

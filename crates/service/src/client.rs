@@ -47,6 +47,19 @@ pub(crate) fn identity_count(policy: &ActivePolicy, rule: &str) -> usize {
     }
 }
 
+/// How many rules an error names.
+const LISTED_RULES: usize = 20;
+
+/// The names of the rate limits that a caller may have meant; empty if there are none.
+pub(crate) fn rule_names(policy: &ActivePolicy) -> String {
+    let limits = &policy.matcher.plan().rate_limits;
+    let listed: Vec<_> = limits.iter().take(LISTED_RULES).map(|rule| format!("`{}`", rule.name)).collect();
+    match limits.iter().count() - listed.len() {
+        0 => listed.join(", "),
+        others => format!("{} and {others} others", listed.join(", ")),
+    }
+}
+
 /// The client with these identities, as `rule` counts it. A rule that counts all clients together needs none; what is stated
 /// nevertheless is used for bans and exemptions. Such a rule ignores an identity that names no client, and only that one: a
 /// client that chooses an invalid value must not escape a ban of another identity.

@@ -6,7 +6,8 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, anyhow, bail};
 use tidegate_policy::{
-    ActivePolicy, CompileOptions, CompiledPolicy, FileError, Files, Problems, ServiceAddresses, compile_with,
+    ActivePolicy, CompileOptions, CompiledPolicy, FileError, Files, Plan, Problems, ServiceAddresses,
+    compile, compile_with, split_rate,
 };
 use tidegate_redis::Endpoint;
 
@@ -32,6 +33,8 @@ pub(crate) struct PolicySource {
     service: ServiceOptions,
     /// Whether `--listen` replaces the addresses of `listen`.
     has_listeners: bool,
+    /// The plan that forwards to the service of `--upstream`, for a policy file without routes.
+    routing: Option<Box<Plan>>,
 }
 
 /// The addresses of `--grpc`, `--http` and `--resp`.
@@ -93,8 +96,8 @@ pub(crate) enum LoadError {
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum UnservableError {
     #[error(
-        "the policy has no `routes`, so it forwards nothing; add `upstreams` and `routes`, or `service` to serve decisions \
-         only"
+        "the policy has no `routes`, so it forwards nothing; add `upstreams` and `routes`, start with `--upstream URL`, or \
+         add `service` to serve decisions only"
     )]
     NoRoutes,
 }
@@ -105,7 +108,12 @@ impl PolicySource {
             Endpoint::parse(url).map_err(|error| anyhow!("--store: {error}"))?;
         }
         let (origin, service) = (PolicyOrigin::from_args(args)?, ServiceOptions::new(args));
-        Ok(Self { origin, store_url: args.store.clone(), service, has_listeners: args.listen.is_some() })
+        let routing = match (&origin, &args.upstream) {
+            (PolicyOrigin::File(_), Some(upstream)) => Some(Box::new(routing_plan(upstream)?)),
+            _ => None,
+        };
+        let has_listeners = args.listen.is_some();
+        Ok(Self { origin, store_url: args.store.clone(), service, has_listeners, routing })
     }
 
     /// The policy file, if there is one.
@@ -122,6 +130,7 @@ impl PolicySource {
             store_url: self.store_url.as_deref(),
             service: self.service.addresses(),
             has_listeners: self.has_listeners,
+            routing: self.routing.as_deref(),
         };
         match &self.origin {
             PolicyOrigin::File(path) => {
@@ -158,14 +167,18 @@ impl PolicyOrigin {
         }
         let (limit, store) = (args.limit.as_deref(), args.store.as_deref());
         if let Some(upstream) = &args.upstream {
+            let listen = args.listen.as_ref().map(|address| format!("listen: ['{address}']\n"));
             let yaml = policy_yaml(upstream, limit.unwrap_or("100/m"), store)?;
-            return Ok(Self::CommandLine(yaml + &ServiceOptions::new(args).to_yaml()));
+            let yaml = listen.unwrap_or_default() + &yaml + &ServiceOptions::new(args).to_yaml();
+            return Ok(Self::CommandLine(start_comment(args) + &yaml));
         }
         let mut service = ServiceOptions::new(args);
         if args.envoy_config.is_some() {
             service.grpc.get_or_insert_with(|| ENVOY_GRPC.to_owned());
             service.http.get_or_insert_with(|| ENVOY_HTTP.to_owned());
-            return Ok(Self::CommandLine(envoy_yaml(&service.to_yaml(), limit, store)?));
+            return Ok(Self::CommandLine(
+                start_comment(args) + &envoy_yaml(&service.to_yaml(), limit, store)?,
+            ));
         }
         let service = service.to_yaml();
         if !service.is_empty() {
@@ -173,6 +186,22 @@ impl PolicyOrigin {
         }
         let upstream = format!("http://{}", demo::start()?);
         Ok(Self::Demo(policy_yaml(&upstream, limit.unwrap_or("10/m"), store)?))
+    }
+}
+
+/// The comment that says how to start with this file, if that needs more than the file.
+fn start_comment(args: &ServeArgs) -> String {
+    let folder = args.envoy_config.as_ref().map(|folder| folder.display().to_string());
+    let comment = |folder| format!("# tidegate serve --config policy.yaml --envoy-config '{folder}'\n");
+    folder.map(comment).unwrap_or_default()
+}
+
+/// The plan that forwards all requests to this service.
+fn routing_plan(upstream: &str) -> anyhow::Result<Plan> {
+    let yaml = policy_yaml(upstream, "1/s", None)?;
+    match compile("command line", yaml.as_bytes(), &tidegate_policy::NoFiles) {
+        Ok(compiled) => Ok(compiled.plan),
+        Err(problems) => Err(anyhow!("--upstream {upstream}\n{problems}")),
     }
 }
 
@@ -202,17 +231,15 @@ impl Files for RecordingFiles<'_> {
 
 /// Parses a limit such as `100/m` into requests and window.
 pub(crate) fn parse_limit(limit: &str) -> anyhow::Result<(u64, String)> {
-    let (requests, window) = limit.split_once('/').with_context(|| {
+    let (requests, window) = split_rate(limit).with_context(|| {
         format!("invalid limit `{limit}`: expected REQUESTS/WINDOW, such as 100/m, 10/s or 1000/15m")
     })?;
-    let Ok(requests) = requests.trim().parse::<u64>() else {
+    let Ok(requests) = requests.parse::<u64>() else {
         bail!(
             "invalid limit `{limit}`: `{requests}` is not a number of requests; expected 100/m, 10/s or 1000/15m"
         );
     };
-    let window = window.trim();
-    let has_number = window.starts_with(|c: char| c.is_ascii_digit());
-    Ok((requests, if has_number { window.to_owned() } else { format!("1{window}") }))
+    Ok((requests, window))
 }
 
 /// Returns the policy file for one upstream with one limit per client address. It does not contain the password of the store.
@@ -269,8 +296,6 @@ fn without_password(url: &str) -> String {
 
 #[cfg(test)]
 mod tests {
-    use tidegate_policy::compile;
-
     use super::*;
 
     #[test]

@@ -46,6 +46,20 @@ fn check_reads_files_relative_to_the_policy() {
 }
 
 #[test]
+fn check_names_files_as_seen_from_the_current_folder() {
+    let policy = b"rate_limits: { default: { requests: 1, window: 1m }, tiers: { free: unlimited } }
+clients: { tiers: { file: keys.csv }, exempt: { api_keys_file: missing.txt } }
+";
+    let file = TempFile::new("policy.yaml", policy);
+    file.folder.write("keys.csv", b"k1,gold\n");
+    let output = run_in_root(&["check", &file.path()]);
+    let printed = text(&output.stdout);
+    for name in ["keys.csv:1", "missing.txt"] {
+        assert!(printed.contains(&file.folder.text_path(name)), "{name} is not named by its path: {printed}");
+    }
+}
+
+#[test]
 fn check_of_an_invalid_policy_fails_with_the_position() {
     let file = TempFile::new("broken.yaml", b"rate_limits:\n  default: { requests: 0, window: 60 }\n");
     let output = run_in_root(&["check", "examples/small-api.yaml", &file.path()]);
@@ -58,11 +72,14 @@ fn check_of_an_invalid_policy_fails_with_the_position() {
 
 #[test]
 fn check_with_warnings_succeeds() {
-    let file = TempFile::new("doubtful.yaml", b"rate_limits:\n  tenant: { requests: 5, window: 60 }\n");
+    let file = TempFile::new(
+        "doubtful.yaml",
+        b"bans: { networks: 0.0.0.0/0 }\nrate_limits: { tenant: { requests: 5, window: 60 } }\n",
+    );
     let output = run_in_root(&["check", &file.path()]);
     assert_eq!(output.status.code(), Some(0));
     let printed = text(&output.stdout);
-    assert!(printed.starts_with("warning: no request has a tenant"), "{printed}");
+    assert!(printed.starts_with("warning: `0.0.0.0/0` bans every client"), "{printed}");
     assert!(printed.ends_with("doubtful.yaml: valid, 1 rule, 1 warning\n"), "{printed}");
 }
 

@@ -154,14 +154,16 @@ fn section<'n, 's>(
     fields.get(key).and_then(|node| Fields::open(node, mapping, &mut context.report))
 }
 
-/// Decodes one or several identities to count by; reports those that are not configured.
+/// Decodes one or several identities to count by; reports those that are not configured, unless callers name them.
 pub(super) fn identities(
     node: &YamlNode<'_>,
     clients: &Clients,
     context: &mut CompileContext<'_, '_>,
 ) -> Vec<ClientKind> {
     let chosen = scalar::choices(node, "identity", IDENTITIES, &ClientKind::NAMED, &mut context.report);
-    report_unconfigured(node, chosen.iter().copied(), clients, context);
+    if context.has_routes {
+        report_unconfigured(node, chosen.iter().copied(), clients, context);
+    }
     chosen
 }
 
@@ -267,12 +269,12 @@ fn secret(node: &YamlNode<'_>, context: &mut CompileContext<'_, '_>) -> Option<(
     let file = files::read_file(node, context)?;
     let secret = file.bytes.trim_ascii_end();
     if secret.len() < MIN_SECRET_LENGTH {
-        let what = format!("the secret in {} is too short: {} bytes", quote(&file.name), secret.len());
+        let what = format!("the secret in {} is too short: {} bytes", quote(&file.shown), secret.len());
         let finding = Finding::error(node, what).expected(format!("at least {MIN_SECRET_LENGTH} bytes"));
         context.report.push(finding.hint("create one with `openssl rand -base64 32`"));
         return None;
     }
-    let verifier = check_verifier(node, &file.name, Verifier::hs256(secret), context)?;
+    let verifier = check_verifier(node, &file.shown, Verifier::hs256(secret), context)?;
     Some((TokenKey::Secret { secret: Secret::new(secret), file: file.name }, verifier))
 }
 
@@ -281,11 +283,11 @@ fn key_set(node: &YamlNode<'_>, context: &mut CompileContext<'_, '_>) -> Option<
     let set: Option<serde_json::Value> = serde_json::from_slice(&file.bytes).ok();
     let keys = set.as_ref().and_then(|set| set.get("keys")).and_then(serde_json::Value::as_array);
     if keys.is_none_or(Vec::is_empty) {
-        let finding = Finding::error(node, format!("{} is not a JSON Web Key Set", quote(&file.name)));
+        let finding = Finding::error(node, format!("{} is not a JSON Web Key Set", quote(&file.shown)));
         context.report.push(finding.expected("JSON, for example {\"keys\": [{\"kty\": \"RSA\", …}]}"));
         return None;
     }
-    let verifier = check_verifier(node, &file.name, Verifier::jwks(&file.bytes), context)?;
+    let verifier = check_verifier(node, &file.shown, Verifier::jwks(&file.bytes), context)?;
     Some((
         TokenKey::KeySet { json: String::from_utf8_lossy(&file.bytes).into_owned(), file: file.name },
         verifier,
@@ -346,7 +348,7 @@ fn tier_source(
     let file = fields.get("file").map(|node| {
         // An unreadable file has been reported; do not also report API keys as unverified.
         let Some(file) = files::read_file(node, context) else { return String::new() };
-        match directory::file::read(&file.name, &file.bytes, tiers) {
+        match directory::file::read(&file.shown, &file.bytes, tiers) {
             Ok(directory) => context.directory = Some(Arc::new(directory)),
             Err(problems) => context.report.push_others(&problems),
         }

@@ -1,5 +1,7 @@
 //! Reads the files that a policy refers to.
 
+use std::path::Path;
+
 use crate::compile::{CompileContext, scalar};
 use crate::files::FileError;
 use crate::raw::{Finding, YamlNode};
@@ -10,22 +12,34 @@ const MAX_REPORTED_LINES: usize = 5;
 
 /// A referenced file: its name and contents.
 pub(super) struct ReferencedFile {
+    /// The name as in the policy.
     pub(super) name: String,
+    /// The name as seen from the current folder, for messages.
+    pub(super) shown: String,
     pub(super) bytes: Vec<u8>,
 }
 
 /// Reads the file that `node` names.
 pub(super) fn read_file(node: &YamlNode<'_>, context: &mut CompileContext<'_, '_>) -> Option<ReferencedFile> {
     let name = scalar::text(node, "a file name, for example `keys.csv`", &mut context.report)?;
+    let shown = shown_name(context.report.file(), name);
     let finding = match context.files.read(name) {
-        Ok(bytes) => return Some(ReferencedFile { name: name.to_owned(), bytes: bytes.into_owned() }),
-        Err(FileError::Missing) => Finding::error(node, format!("file not found: {}", quote(name)))
+        Ok(bytes) => {
+            return Some(ReferencedFile { name: name.to_owned(), shown, bytes: bytes.into_owned() });
+        }
+        Err(FileError::Missing) => Finding::error(node, format!("file not found: {}", quote(&shown)))
             .hint("create it or correct the name; the path is relative to the policy's directory"),
-        Err(error) => Finding::error(node, format!("cannot read {}: {error}", quote(name)))
+        Err(error) => Finding::error(node, format!("cannot read {}: {error}", quote(&shown)))
             .hint("check that the user that runs tidegate may read it"),
     };
     context.report.push(finding);
     None
+}
+
+/// The name of a file beside the policy, as seen from the current folder.
+fn shown_name(policy: &str, name: &str) -> String {
+    let folder = Path::new(policy).parent().unwrap_or(Path::new(""));
+    folder.join(name).display().to_string()
 }
 
 /// Iterates over the lines of a list file, numbered from 1, without comments and empty lines. A comment begins at `#` at the

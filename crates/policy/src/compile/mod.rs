@@ -36,9 +36,11 @@ use crate::expression::ExpressionBudget;
 use crate::files::Files;
 use crate::identity::ClientKind;
 use crate::language::{ALLOW, BANS, CLIENTS, POLICY, RATE_LIMITS};
-use crate::plan::{self, Clients, HttpOptions, LogPlan, PathCase, Plan, RateLimits, StorePlan, StoreUrl};
+use crate::plan::{
+    self, Clients, HttpOptions, LogPlan, PathCase, Plan, RateLimits, Route, StorePlan, StoreUrl,
+};
 use crate::problem::Problems;
-use crate::raw::{self, Fields, Finding, NodeRef, ProblemReport, SourcePosition, YamlNode};
+use crate::raw::{self, Fields, Finding, NodeRef, ProblemReport, SourcePosition, YamlNode, YamlValue};
 use crate::warnings;
 use addresses::AllListeners;
 pub use admin::{AdminLocation, locate_admin};
@@ -86,6 +88,8 @@ pub struct CompileOptions<'o> {
     pub service: ServiceAddresses<'o>,
     /// Whether the gateway listens on other addresses than those of `listen`.
     pub has_listeners: bool,
+    /// The plan whose upstreams and routes are used; the policy has none of its own.
+    pub routing: Option<&'o Plan>,
 }
 
 /// Like [`compile()`], with settings that replace those of the policy.
@@ -107,6 +111,7 @@ pub fn compile_with(
         expressions: ExpressionBudget::default(),
         upstreams: Vec::new(),
         configured: Vec::new(),
+        has_routes: false,
         directory: None,
         file_bans: Vec::new(),
         path_case: PathCase::default(),
@@ -114,6 +119,9 @@ pub fn compile_with(
         store_url: options.store_url.map(StoreUrl::new),
     };
     let root = raw::parse(text, &mut context.report);
+    if let Some(root) = &root {
+        find_variables(root, &mut context.report);
+    }
     let plan = match &root {
         Some(root) if root.is_null() => {
             context.report.push(empty(root.position));
@@ -135,6 +143,32 @@ pub fn compile_with(
         }
         None => Err(report.finish(root.as_ref())),
     }
+}
+
+/// Warns about values that look like variables of the environment, as other programs expand them.
+fn find_variables(node: &YamlNode<'_>, report: &mut ProblemReport<'_>) {
+    match &node.value {
+        YamlValue::Scalar { text, .. } => {
+            let Some(name) = variable(text).filter(|_| !report.is_full()) else { return };
+            let what = format!("`${{{name}}}` is not expanded: a policy has no variables");
+            let hint = "write the value; what must stay secret belongs into a file that a key names, such as `password_file`";
+            report.push(Finding::warning(NodeRef::from(node), what).hint(hint));
+        }
+        YamlValue::List(items) => items.iter().for_each(|item| find_variables(item, report)),
+        YamlValue::Mapping(entries) => {
+            entries.iter().for_each(|entry| find_variables(&entry.value, report));
+        }
+    }
+}
+
+/// The name of the first `${NAME}` in a text.
+fn variable(text: &str) -> Option<&str> {
+    text.split("${").skip(1).find_map(|rest| {
+        let (name, _) = rest.split_once('}')?;
+        let is_name = name.starts_with(|c: char| c.is_ascii_alphabetic() || c == '_')
+            && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'_');
+        is_name.then_some(name)
+    })
 }
 
 /// Decodes the bytes as UTF-8; rejects files that are too large.
@@ -186,6 +220,8 @@ struct CompileContext<'s, 'f> {
     upstreams: Vec<String>,
     /// The identities that `clients` configures, validly or not.
     configured: Vec<ClientKind>,
+    /// Whether requests are routed. Otherwise callers name the rules and the identities of their clients.
+    has_routes: bool,
     /// The tier and tenant of each API key.
     directory: Option<Arc<Directory>>,
     /// How many networks the ban file lists.
@@ -233,12 +269,26 @@ fn decode<'s>(
     let fields = Fields::open(root, &POLICY, &mut context.report)?;
     let service = service::service((root, fields.get("service")), options.service, context);
     let admin = admin::admin(fields.get("admin"), &mut context.report);
-    let upstreams = fields.get("upstreams").map(|node| routing::upstreams(node, context)).unwrap_or_default();
+    let mut upstreams =
+        fields.get("upstreams").map(|node| routing::upstreams(node, context)).unwrap_or_default();
     // Actions of limits name upstreams.
     context.upstreams = upstreams.iter().map(|upstream| upstream.name.clone()).collect();
     // Routes inherit these, so decode them first.
     let http = http::options(fields.get("http"), HttpOptions::default(), &mut context.report);
-    let routes = routing::routes(fields.get("routes"), (&upstreams, http), context);
+    let mut routes = routing::routes(fields.get("routes"), (&upstreams, http), context);
+    context.has_routes = fields.get("routes").is_some();
+    if let Some(Plan { upstreams: servers, routes: to_them, .. }) = options.routing {
+        for node in ["upstreams", "routes"].into_iter().filter_map(|key| fields.get(key)) {
+            let finding = Finding::error(node, "the upstream is set on the command line already");
+            context
+                .report
+                .push(finding.hint("remove `upstreams` and `routes`, or start without `--upstream`"));
+        }
+        upstreams.clone_from(servers);
+        routes = to_them.iter().map(|route| Route { http, ..route.clone() }).collect();
+        context.targets.routes = vec![NodeRef::from(root); routes.len()];
+        context.has_routes = true;
+    }
     let listen = match fields.get("listen") {
         // The policy serves decisions only.
         None if routes.is_empty() && !service.is_empty() => Vec::new(),

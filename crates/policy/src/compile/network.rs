@@ -154,7 +154,7 @@ fn read_networks(
             Err(NetworkProblem { what, .. }) => invalid.push((number, what)),
         }
     }
-    files::report_invalid_lines(node, &file.name, &invalid, EXPECTED, context);
+    files::report_invalid_lines(node, &file.shown, &invalid, EXPECTED, context);
     found
 }
 

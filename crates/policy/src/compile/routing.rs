@@ -110,7 +110,7 @@ pub(super) fn pem_file(node: &YamlNode<'_>, context: &mut CompileContext<'_, '_>
     let file = files::read_file(node, context)?;
     let is_pem = file.bytes.windows(11).any(|window| window == b"-----BEGIN ");
     if !is_pem {
-        let finding = Finding::error(node, format!("{} is not a PEM file", quote(&file.name)));
+        let finding = Finding::error(node, format!("{} is not a PEM file", quote(&file.shown)));
         context.report.push(
             finding.expected("a file that contains `-----BEGIN`").hint("convert it to PEM with openssl"),
         );

@@ -117,9 +117,9 @@ fn token(node: &YamlNode<'_>, context: &mut CompileContext<'_, '_>) -> Option<Se
         return Some(SecretFile { secret: Secret::new(token), file: file.name });
     }
     let what = if is_valid {
-        format!("the token in {} is too short: {} bytes", quote(&file.name), token.len())
+        format!("the token in {} is too short: {} bytes", quote(&file.shown), token.len())
     } else {
-        format!("the token in {} is not one word of ASCII characters", quote(&file.name))
+        format!("the token in {} is not one word of ASCII characters", quote(&file.shown))
     };
     let finding =
         Finding::error(node, what).expected(format!("one word of at least {MIN_TOKEN_LENGTH} bytes"));

@@ -160,7 +160,7 @@ fn secret(node: &YamlNode<'_>, context: &mut CompileContext<'_, '_>) -> Option<S
     let file = files::read_file(node, context)?;
     let secret = file.bytes.trim_ascii_end();
     if secret.len() < MIN_SECRET_LENGTH {
-        let what = format!("the secret in {} is too short: {} bytes", quote(&file.name), secret.len());
+        let what = format!("the secret in {} is too short: {} bytes", quote(&file.shown), secret.len());
         let finding = Finding::error(node, what).expected(format!("at least {MIN_SECRET_LENGTH} bytes"));
         context
             .report
@@ -178,10 +178,10 @@ fn password(
     let file = files::read_file(node, context)?;
     let password = file.bytes.trim_ascii_end();
     let finding = if password.is_empty() {
-        Finding::error(node, format!("{} is empty", quote(&file.name)))
+        Finding::error(node, format!("{} is empty", quote(&file.shown)))
             .hint("write the password into the file")
     } else if std::str::from_utf8(password).is_err() {
-        Finding::error(node, format!("{} is not text", quote(&file.name))).hint("save the password as UTF-8")
+        Finding::error(node, format!("{} is not text", quote(&file.shown))).hint("save the password as UTF-8")
     } else if plan.url.as_ref().is_some_and(StoreUrl::has_password) {
         Finding::error(node, "`store.url` contains a password too").hint("remove the password from the URL")
     } else {

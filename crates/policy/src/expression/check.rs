@@ -10,6 +10,7 @@ use strsim::levenshtein;
 
 use super::facts::{HEADERS, RequestVariable};
 use super::pattern::{LARGEST_PATTERN, Pattern, RegexError};
+use super::syntax::{self, SyntaxProblem};
 use super::{ExpressionBudget, ExpressionError, cost};
 
 /// The maximum depth, as evaluation is recursive. Chains of `&&` and `||` add little depth, as the parser balances them.
@@ -46,19 +47,19 @@ pub(super) struct References {
     pub(super) headers: Vec<HeaderName>,
 }
 
-/// Converts the first syntax error.
-pub(super) fn syntax(errors: &ParseErrors) -> ExpressionError {
+/// Converts the first syntax error of `source`.
+pub(super) fn syntax(source: &str, errors: &ParseErrors) -> ExpressionError {
     let first = errors.errors.first();
     let number = |number: isize| usize::try_from(number).unwrap_or_default();
     let position =
         first.map(|error| ExpressionPosition { line: number(error.pos.0), column: number(error.pos.1) });
     let position = position.unwrap_or_default();
-    let message = first.map_or_else(|| errors.to_string(), |error| error.msg.trim().to_owned());
     // The parser reports its own recursion limit only in the text of the error.
-    if message.contains("Recursion limit") {
+    if first.is_some_and(|error| error.msg.contains("Recursion limit")) {
         return ExpressionError::TooDeep { position };
     }
-    ExpressionError::Syntax { position, message }
+    let SyntaxProblem { message, hint } = syntax::describe(source, position);
+    ExpressionError::Syntax { position, message, hint }
 }
 
 /// Whether an error of the test evaluation is caused by the expression and not by the request.

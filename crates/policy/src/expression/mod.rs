@@ -21,6 +21,7 @@ mod check;
 mod cost;
 mod facts;
 mod pattern;
+mod syntax;
 
 use std::collections::HashMap;
 use std::fmt;
@@ -101,8 +102,10 @@ pub enum ExpressionError {
     Syntax {
         /// The position.
         position: ExpressionPosition,
-        /// The message of the parser.
+        /// What is wrong.
         message: String,
+        /// How to fix it.
+        hint: String,
     },
     /// An unknown variable.
     #[error("{position}: unknown variable `{name}`{}", hint(nearest.as_deref()))]
@@ -214,10 +217,16 @@ impl ExpressionError {
     pub fn hint(&self) -> String {
         match self {
             Self::TooLong { .. } | Self::TooDeep { .. } => "split the rule into two".to_owned(),
-            Self::Syntax { .. } => "write for example `request.method == \"GET\"`".to_owned(),
+            Self::Syntax { hint, .. } => hint.clone(),
             Self::UnknownVariable { nearest: Some(nearest), .. } => format!("did you mean `{nearest}`?"),
+            Self::UnknownVariable { nearest: None, name, .. } if !name.contains('.') => {
+                format!("a text to compare with is in quotes: `\"{name}\"`; available variables: {}, {}", RequestVariable::NAMES.join(", "), facts::HEADERS)
+            }
             Self::UnknownVariable { nearest: None, .. } => {
                 format!("available variables: {}, {}", RequestVariable::NAMES.join(", "), facts::HEADERS)
+            }
+            Self::UnknownFunction { name, .. } if syntax::operator(name).is_some() => {
+                format!("write `{}`", syntax::operator(name).unwrap_or_default())
             }
             Self::UnknownFunction { .. } => {
                 "use `matches` or a standard CEL function such as `startsWith`".to_owned()
@@ -256,7 +265,7 @@ impl Expression {
             let message = "the expressions of the policy are longer than 1 MiB together".to_owned();
             ExpressionError::TooExpensive { position: ExpressionPosition::default(), message }
         })?;
-        let program = ENVIRONMENT.compile(source).map_err(|errors| check::syntax(&errors))?;
+        let program = ENVIRONMENT.compile(source).map_err(|errors| check::syntax(source, &errors))?;
         let check::References { variables, headers, patterns } = check::check(&program, budget)?;
         let expression = Self { program, variables, headers, root: context(patterns) };
         expression.test_evaluate()?;

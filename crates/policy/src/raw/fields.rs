@@ -3,6 +3,7 @@
 use crate::language::Mapping;
 use crate::raw::{Finding, ProblemReport, YamlNode, YamlValue};
 use crate::render::quote;
+use crate::units::{count, duration, split_rate};
 
 /// A mapping whose unknown keys have been reported.
 #[derive(Debug)]
@@ -33,6 +34,10 @@ impl<'n, 's> Fields<'n, 's> {
             }
             let known: Vec<_> = mapping.keys.iter().map(|key| key.name).collect();
             let finding = finding.expected(format!("one of {}", known.join(", ")));
+            if let Some(keys) = as_two_keys(mapping, &entry.value) {
+                report.push(finding.hint(format!("write it as two keys: `{keys}`")));
+                continue;
+            }
             report.push(match nearest(&entry.key.text, known) {
                 Some(near) => finding.hint(format!("did you mean `{near}`?")),
                 None if entry.key.text == "<<" => {
@@ -74,11 +79,29 @@ impl<'n, 's> Fields<'n, 's> {
         if entries.len() > 64 {
             return false;
         }
+        let mut unknown_entries = entries.iter().filter(|entry| self.mapping.key(&entry.key.text).is_none());
+        if matches!(key, "requests" | "window")
+            && unknown_entries.any(|entry| as_two_keys(self.mapping, &entry.value).is_some())
+        {
+            return true;
+        }
         let names = || self.mapping.keys.iter().map(|key| key.name);
         let unknown = |written: &str| self.mapping.key(written).is_none();
         let mut entries = entries.iter().map(|entry| &*entry.key.text).filter(|written| unknown(written));
         entries.any(|written| written == "<<" || nearest(written, names()) == Some(key))
     }
+}
+
+/// A rate such as `100/m` as the two keys of a limit.
+fn as_two_keys(mapping: &Mapping, value: &YamlNode<'_>) -> Option<String> {
+    let YamlValue::Scalar { text, .. } = &value.value else { return None };
+    let (requests, window) = ["requests", "window"]
+        .iter()
+        .all(|key| mapping.key(key).is_some())
+        .then(|| split_rate(text))
+        .flatten()?;
+    let is_rate = count(requests).is_ok() && duration(&window).is_ok();
+    is_rate.then(|| format!("requests: {requests}, window: {window}"))
 }
 
 /// Returns the known name that was most likely meant.

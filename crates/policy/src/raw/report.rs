@@ -114,6 +114,11 @@ impl<'s> ProblemReport<'s> {
         Self { file, text, findings: Vec::new(), others: Vec::new(), left_off: 0, failed: false }
     }
 
+    /// The name of the file.
+    pub(crate) fn file(&self) -> &'s str {
+        self.file
+    }
+
     pub(crate) fn push(&mut self, finding: Finding) {
         self.failed |= finding.severity == Severity::Error;
         if self.is_full() {

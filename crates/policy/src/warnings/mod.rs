@@ -17,8 +17,6 @@ use crate::render::quote;
 
 /// Reports all warnings about `plan`.
 pub(crate) fn find(plan: &Plan, targets: &WarningTargets, report: &mut ProblemReport<'_>) {
-    tiers(plan, targets, report);
-    tenant(plan, targets, report);
     all_addresses(plan, targets, report);
     allowed_networks(plan, targets, report);
     fixed_window_alone(plan, targets, report);
@@ -26,8 +24,13 @@ pub(crate) fn find(plan: &Plan, targets: &WarningTargets, report: &mut ProblemRe
     identity::find(plan, targets, report);
     waits::find(plan, targets, report);
     store::find(plan, targets, report);
-    unreachable::find(plan, targets, report);
-    redundant::find(plan, targets, report);
+    // Without routes, callers name the rules and the identities of their clients.
+    if !plan.routes.is_empty() {
+        tiers(plan, targets, report);
+        tenant(plan, targets, report);
+        unreachable::find(plan, targets, report);
+        redundant::find(plan, targets, report);
+    }
 }
 
 impl WarningTargets {

@@ -1,7 +1,7 @@
 //! Warns about rules that no route reaches, and routes without a limit.
 
 use crate::compile::WarningTargets;
-use crate::endpoints::{EndpointPattern, PathTrie};
+use crate::endpoints::{EndpointPattern, PathTrie, Segment};
 use crate::plan::{Plan, Rule, loosest_path_case};
 use crate::raw::{Finding, ProblemReport};
 use crate::render::quote;
@@ -11,9 +11,7 @@ use crate::render::quote;
 const MAX_STEPS: usize = 10_000_000;
 
 pub(super) fn find(plan: &Plan, targets: &WarningTargets, report: &mut ProblemReport<'_>) {
-    if plan.routes.is_empty() {
-        return;
-    }
+    single_path(plan, targets, report);
     unreachable(plan, targets, report);
     unlimited_routes(plan, targets, report);
 }
@@ -35,9 +33,49 @@ fn unreachable(plan: &Plan, targets: &WarningTargets, report: &mut ProblemReport
         if !paths.is_empty() && !paths.iter().any(|path| routes.overlaps(&fold(path))) {
             let what = format!("{} never applies: no route matches its path", quote(name));
             let finding = Finding::warning(targets.rule(id), what);
-            report.push(finding.hint("correct the path, or add a route that matches it"));
+            // The hint of a problem that is only counted is not computed.
+            let above = if report.is_full() { None } else { route_above(plan, paths, &fold) };
+            report.push(match above {
+                Some(route) => finding.hint(not_below(route)),
+                None => finding.hint("correct the path, or add a route that matches it"),
+            });
         }
     }
+}
+
+/// The route that would match one of the paths if it covered the paths below its own.
+fn route_above<'p>(
+    plan: &'p Plan,
+    paths: &[EndpointPattern],
+    fold: &impl Fn(&EndpointPattern) -> EndpointPattern,
+) -> Option<&'p EndpointPattern> {
+    const MOST_COMPARED: usize = 64;
+    let mut routes = plan.routes.iter().take(MOST_COMPARED).map(|route| &route.path);
+    routes.find(|route| {
+        let below = format!("{}/**", route.to_string().trim_end_matches('/'));
+        let Ok(below) = EndpointPattern::parse(&below) else { return false };
+        let mut below = Patterns::new([fold(&below)].iter());
+        paths.iter().any(|path| below.overlaps(&fold(path)))
+    })
+}
+
+/// A single route that covers one path only.
+fn single_path(plan: &Plan, targets: &WarningTargets, report: &mut ProblemReport<'_>) {
+    let ([route], [target]) = (plan.routes.as_slice(), targets.routes.as_slice()) else { return };
+    if route.path.segments().iter().all(|segment| matches!(segment, Segment::Literal(_))) {
+        let what = format!(
+            "{} is the only path that is forwarded; all others get 404",
+            quote(&route.path.to_string())
+        );
+        report.push(Finding::warning(*target, what).hint(not_below(&route.path)));
+    }
+}
+
+/// The hint that a route covers no paths below its own.
+fn not_below(route: &EndpointPattern) -> String {
+    let path = route.to_string();
+    let below = path.trim_end_matches('/');
+    format!("a route `{path}` does not cover `{below}/x`; write `{below}/**` for all paths below it")
 }
 
 /// Routes whose requests have no limit.
@@ -106,7 +144,6 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::endpoints::Segment;
 
     /// Whether a path exists that both patterns match, segment by segment.
     fn overlap(one: &EndpointPattern, other: &EndpointPattern) -> bool {

@@ -6,6 +6,7 @@ mod broken;
 mod corpus;
 mod documentation;
 mod explain;
+mod expressions;
 mod language;
 mod no_allocation;
 mod policies;

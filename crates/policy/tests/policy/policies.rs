@@ -49,6 +49,13 @@ fn warnings(text: &str) -> Vec<String> {
     warnings.iter().map(|warning| format!("{}: {}", warning.line, warning.what)).collect()
 }
 
+/// The policy of a gateway with these limits.
+fn routed(limits: &str) -> String {
+    format!(
+        "{limits}\nupstreams: {{ api: {{ servers: ['http://localhost:3000'] }} }}\nroutes: [{{ path: /**, upstream: api }}]\n"
+    )
+}
+
 #[test]
 fn smallest_policy_compiles_with_defaults() {
     let plan = plan(SMALLEST);
@@ -119,7 +126,10 @@ fn yaml_anchors_and_aliases_are_expanded() {
 
 #[test]
 fn tiers_without_tier_source_warn() {
-    assert_eq!(warnings(SMALLEST), ["6: the limits in `tiers` never apply: no client is assigned a tier"]);
+    assert_eq!(
+        warnings(&routed(SMALLEST)),
+        ["6: the limits in `tiers` never apply: no client is assigned a tier"]
+    );
 }
 
 #[test]
@@ -140,13 +150,16 @@ fn tier_of_a_request_without_tiers_or_trusted_proxies_warns() {
 fn default_limit_with_default_tier_warns() {
     let text = "clients: { tiers: { default: free } }\n\
                 rate_limits:\n  default: { requests: 9, window: 1 }\n  tiers: { free: { requests: 1, window: 1m } }\n";
-    assert_eq!(warnings(text), ["3: `default` never applies: clients without a tier have the tier `free`"]);
+    assert_eq!(
+        warnings(&routed(text)),
+        ["3: `default` never applies: clients without a tier have the tier `free`"]
+    );
 }
 
 #[test]
 fn tenant_limit_without_tenants_warns() {
     let text = "rate_limits:\n  tenant: { requests: 9, window: 1 }\n";
-    assert_eq!(warnings(text), ["2: no request has a tenant, so this limit counts each client"]);
+    assert_eq!(warnings(&routed(text)), ["2: no request has a tenant, so this limit counts each client"]);
 }
 
 #[test]
@@ -223,21 +236,73 @@ fn fixed_window_as_only_algorithm_warns() {
 fn redundant_limit_warns() {
     let text =
         "rate_limits:\n  global: { requests: 10, window: 1m }\n  default: { requests: 100, window: 1m }\n";
-    assert_eq!(warnings(text), ["3: `default` never rejects a request: `global` is always stricter"]);
+    assert_eq!(
+        warnings(&routed(text)),
+        ["3: `default` never rejects a request: `global` is always stricter"]
+    );
     let text = "rate_limits:\n  default: { requests: 10, window: 1m }\n  endpoints:\n    /a: { requests: 50, window: 1m }\n\
                 \x20   /b: { requests: 5, window: 1m }\n";
-    assert_eq!(warnings(text), ["4: `endpoint:/a` never rejects a request: `default` is always stricter"]);
+    assert_eq!(
+        warnings(&routed(text)),
+        ["4: `endpoint:/a` never rejects a request: `default` is always stricter"]
+    );
     let text = "rate_limits:\n  rules:\n    - { name: a, per: ip, requests: 5, window: 1m }\n\
                 \x20   - { name: b, per: ip, requests: 9, window: 1m }\n\
                 \x20   - { name: c, per: fingerprint, requests: 9, window: 1m }\n";
-    assert_eq!(warnings(text), ["4: `b` never rejects a request: `a` is always stricter"]);
+    assert_eq!(warnings(&routed(text)), ["4: `b` never rejects a request: `a` is always stricter"]);
+}
+
+#[test]
+fn policy_without_routes_lets_callers_name_rules_and_identities() {
+    let text = "rate_limits:
+  default: { requests: 10, window: 1m }
+  tenant: { requests: 10, window: 1m }
+  tiers: { gold: { requests: 20, window: 1m } }
+  rules:
+    - { name: tpm, requests: 1000, window: 1m }
+    - { name: each_user, per: user, requests: 5, window: 1m }
+    - { name: each_tenant, per: [tenant, user], requests: 5, window: 1m }
+    - { name: jobs, per: user, concurrent: 2 }
+";
+    assert_eq!(warnings(text), [""; 0]);
+    let problems = compile("policy.yaml", routed(text).as_bytes(), &NoFiles).unwrap_err();
+    let refused = problems.iter().filter(|problem| problem.what.contains("cannot be used")).count();
+    assert_eq!(refused, 4, "requests of a gateway have neither: {problems}");
+}
+
+#[test]
+fn single_route_of_one_path_warns_and_hints_at_the_paths_below_it() {
+    let text = "upstreams: { api: { servers: ['http://localhost:3000'] } }
+routes: [{ path: /api, upstream: api }]
+rate_limits: { default: { requests: 9, window: 1m }, endpoints: { /api/x: { requests: 1, window: 1m } } }
+";
+    let found = compile_valid(text).warnings;
+    let found: Vec<_> = found
+        .iter()
+        .map(|warning| (warning.what.as_str(), warning.hint.as_deref().unwrap_or_default()))
+        .collect();
+    let hint = "a route `/api` does not cover `/api/x`; write `/api/**` for all paths below it";
+    assert_eq!(
+        found,
+        [
+            ("`/api` is the only path that is forwarded; all others get 404", hint),
+            ("`endpoint:/api/x` never applies: no route matches its path", hint)
+        ]
+    );
+    assert_eq!(warnings(&text.replace("path: /api,", "path: /api/**,")), [""; 0]);
+}
+
+#[test]
+fn variable_of_the_environment_warns() {
+    let text = routed("rate_limits: { default: { requests: 9, window: 1m } }\nlog: { to: '${LOG}/a.log' }");
+    assert_eq!(warnings(&text), ["2: `${LOG}` is not expanded: a policy has no variables"]);
 }
 
 #[test]
 fn endpoint_limit_with_unlimited_tier_is_not_redundant() {
     let text = "clients: { tiers: { default: free } }\nrate_limits:\n  tiers: { free: { requests: 1, window: 1m }, staff: unlimited }\n\
                 \x20 endpoints: { /a: { requests: 50, window: 1m } }\n";
-    assert_eq!(warnings(text), Vec::<String>::new());
+    assert_eq!(warnings(&routed(text)), Vec::<String>::new());
 }
 
 #[test]
@@ -398,9 +463,9 @@ rate_limits:
 #[test]
 fn shadow_limit_never_makes_another_redundant() {
     let twins = |live: &str, tried: &str| {
-        format!(
+        routed(&format!(
             "rate_limits:\n  rules:\n    - {{ name: live, requests: {live} }}\n    - {{ name: tried, requests: {tried} }}\n"
-        )
+        ))
     };
     let tighter = "50, window: 1m, mode: shadow";
     assert_eq!(warnings(&twins("100, window: 1m", tighter)), [""; 0]);

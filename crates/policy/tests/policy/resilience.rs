@@ -198,7 +198,7 @@ fn route_bulkhead_as_large_as_that_of_its_upstream_warns() {
     let text = |route: u32| {
         format!(
             "upstreams: {{ api: {{ servers: http://a, bulkhead: {{ concurrent: 50, queue: 10 }} }} }}\n\
-             routes: [{{ path: /a, upstream: api, bulkhead: {{ concurrent: {route} }} }}]\n{LIMITS}\n"
+             routes: [{{ path: /**, upstream: api, bulkhead: {{ concurrent: {route} }} }}]\n{LIMITS}\n"
         )
     };
     let (plan, warnings) = compiled(&text(49));

@@ -9,9 +9,7 @@ use tidegate_headers::{BodyStyle, ErrorBody, RefusalEntry};
 use tidegate_policy::{ActivePolicy, ClientNameError, RequestError};
 
 use super::response::HttpResponse;
-
-/// How many rules of the policy an error about an unknown rule names.
-const LISTED_RULES: usize = 10;
+use crate::client::rule_names;
 
 /// Why a request is not answered with a decision.
 #[derive(Debug)]
@@ -147,18 +145,10 @@ impl HttpError {
     /// Adds the names of the rules that a client may have meant.
     pub(super) fn with_rule_names(self, policy: &ActivePolicy) -> Self {
         let Self::NoRule { rule } = self else { return self };
-        let limits = &policy.matcher.plan().rate_limits;
-        let listed: Vec<_> =
-            limits.iter().take(LISTED_RULES).map(|rule| format!("`{}`", rule.name)).collect();
-        if listed.is_empty() {
-            return Self::NoRule { rule };
+        match rule_names(policy) {
+            names if names.is_empty() => Self::NoRule { rule },
+            names => Self::NoRuleAmong { rule, names },
         }
-        let others = limits.iter().count() - listed.len();
-        let names = match others {
-            0 => listed.join(", "),
-            _ => format!("{} and {others} others", listed.join(", ")),
-        };
-        Self::NoRuleAmong { rule, names }
     }
 
     /// The error as JSON.

@@ -211,6 +211,11 @@ pub(super) async fn execute<S: Store + 'static>(
     match &result {
         Ok(RuleReply::Check(reply)) => reply.write(replies),
         Ok(RuleReply::Status(status)) => replies.status(status),
+        Err(error @ RuleCommandError::NoRule) => {
+            let names = client::rule_names(&policy.active);
+            let available = if names.is_empty() { names } else { format!("; it has {names}") };
+            replies.error(format!("{error}{available}"));
+        }
         Err(error) => replies.error(error.to_string()),
     }
     if let Some(log) = worker.recorder(Protocol::Resp).command_log() {

@@ -36,13 +36,49 @@ fn upstream_and_limit_options_print_the_equivalent_policy() {
     let upstream = format!("http://{}", echo());
     let server = serve(&["--upstream", &upstream, "--limit", "100/m"]);
     assert_eq!(get(&server.address, "").header("x-ratelimit-limit"), Some("100"));
-    let (_, rest) = server.startup_output.split_once("\nupstreams:").unwrap();
+    let (_, rest) = server.startup_output.split_once("Equivalent policy file:\n\n").unwrap();
     let (yaml, _) = rest.split_once("\n\n").unwrap();
-    let policy = PolicyFile::new(&format!("upstreams:{yaml}\n"));
+    assert!(yaml.starts_with("listen: ['127.0.0.1:0']\nupstreams:"), "{yaml}");
+    let policy = PolicyFile::new(&format!("{yaml}\n"));
     let checked = run(&["check", &policy.path()]);
     assert!(checked.status.success(), "{}", String::from_utf8_lossy(&checked.stderr));
     let as_file = serve(&["--config", &policy.path()]);
     assert_eq!(get(&as_file.address, "").header("x-ratelimit-limit"), Some("100"));
+}
+
+#[test]
+fn policy_file_without_routes_and_an_upstream_option_forward_with_the_limits_of_the_file() {
+    let upstream = format!("http://{}", echo());
+    let limits = "admin: off\nrate_limits: { default: { requests: 7, window: 1m } }\n";
+    let policy = PolicyFile::new(limits);
+    let server = serve(&["--config", &policy.path(), "--upstream", &upstream]);
+    let response = get(&server.address, "");
+    assert_eq!((response.status, response.header("x-ratelimit-limit")), (200, Some("7")));
+    policy.write(&limits.replace("requests: 7", "requests: 9"));
+    server.wait_for_log("policy reloaded");
+    assert_eq!(get(&server.address, "").header("x-ratelimit-limit"), Some("9"));
+    // Two places must not say where requests go.
+    policy.write(&format!(
+        "{limits}upstreams: {{ api: {{ servers: {upstream} }} }}\nroutes: [{{ upstream: api }}]\n"
+    ));
+    let output =
+        run(&["serve", "--listen", "127.0.0.1:0", "--config", &policy.path(), "--upstream", &upstream]);
+    let error = String::from_utf8(output.stderr).unwrap();
+    assert!(!output.status.success() && error.contains("without `--upstream`"), "{error}");
+    let output = run(&["serve", "--config", &policy.path(), "--upstream", "localhost"]);
+    let error = String::from_utf8(output.stderr).unwrap();
+    assert!(!output.status.success() && error.contains("http://localhost"), "{error}");
+}
+
+#[test]
+fn both_helps_say_what_the_redis_protocol_is_for() {
+    for help in ["-h", "--help"] {
+        let output = run(&["serve", help]);
+        let text = String::from_utf8(output.stdout).unwrap();
+        let text = text.split_whitespace().collect::<Vec<_>>().join(" ");
+        let (_, resp) = text.split_once("--resp <HOST:PORT>").unwrap();
+        assert!(resp.contains("any Redis client sends `CL.THROTTLE`"), "{help}: {text}");
+    }
 }
 
 #[test]

@@ -80,9 +80,9 @@ fn body(node: &YamlNode<'_>, context: &mut CompileContext<'_, '_>) -> Option<Fal
         let finding = Finding::error(node, format!("unknown type of file {}", quote(name)));
         context.report.push(finding.expected("a name that ends with .json, .html or .txt"));
     }
-    let files::ReferencedFile { name: file, bytes } = files::read_file(node, context)?;
+    let files::ReferencedFile { name: file, shown, bytes } = files::read_file(node, context)?;
     let content_type = content_type?;
-    let invalid = |what: String| Finding::error(node, format!("{} {what}", quote(&file)));
+    let invalid = |what: String| Finding::error(node, format!("{} {what}", quote(&shown)));
     let finding = if bytes.len() > MAX_BODY {
         invalid("is larger than 1 MiB".to_owned()).hint("use a smaller file; it is kept in memory")
     } else if std::str::from_utf8(&bytes).is_err() {

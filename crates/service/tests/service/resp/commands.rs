@@ -142,7 +142,7 @@ fn decisions_have_the_same_array_of_integers_in_both_protocols() {
         ("TIDEGATE.RESET default user:eve", status("OK")),
         ("CL.THROTTLE key 0 1 60 0", integers(&[0, 1, 1, -1, 0])),
         ("CL.THROTTLE key 0 1 60 2", integers(&[1, 1, 1, -1, 0])),
-        ("TIDEGATE.CHECK none user:bob", error("NORULE the policy has no such rate limit")),
+        ("TIDEGATE.CHECK none user:bob", error("NORULE the policy has no such rate limit; it has `default`")),
     ] {
         assert_eq!((resp2.call(command), resp3.call(command)), (expected.clone(), expected), "{command}");
     }
@@ -173,9 +173,9 @@ fn rule_commands_invalid_arguments_state_what_is_wrong() {
     let service = TestService::start(POLICY);
     let mut client = RespClient::connect(&service);
     let cases = [
-        ("TIDEGATE.CHECK nope user:bob", "NORULE the policy has no such rate limit"),
-        ("TIDEGATE.REFUND nope user:bob 1", "NORULE the policy has no such rate limit"),
-        ("TIDEGATE.RESET nope user:bob", "NORULE the policy has no such rate limit"),
+        ("TIDEGATE.CHECK nope user:bob", "NORULE the policy has no such rate limit; it has `default`"),
+        ("TIDEGATE.REFUND nope user:bob 1", "NORULE the policy has no such rate limit; it has `default`"),
+        ("TIDEGATE.RESET nope user:bob", "NORULE the policy has no such rate limit; it has `default`"),
         ("TIDEGATE.CHECK default", "ERR wrong number of arguments for 'tidegate.check' command"),
         ("TIDEGATE.CHECK default user:bob 1 1", "ERR wrong number of arguments"),
         ("TIDEGATE.CHECK default user:bob -1", "ERR cost is not an integer, or is negative or too large"),
