@@ -141,7 +141,7 @@ fn tier_of_a_request_without_tiers_or_trusted_proxies_warns() {
     let ignored = "1: the header `x-plan` is always ignored: only a trusted proxy may send it, and `trusted_proxies` is empty";
     let empty = "1: no tier has this name: `rate_limits.tiers` is empty, so it assigns no tier";
     assert_eq!(warnings(&format!("{header}{tiers}")), [ignored]);
-    assert_eq!(warnings(&format!("{header}{default}")), [empty, ignored]);
+    assert_eq!(warnings(&routed(&format!("{header}{default}"))), [empty, ignored]);
     let trusted = "clients: { tiers: { header: X-Plan }, ip: { trusted_proxies: 10.0.0.0/8 } }\n";
     assert_eq!(warnings(&format!("{trusted}{tiers}")), Vec::<String>::new());
 }
