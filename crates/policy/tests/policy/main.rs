@@ -13,3 +13,4 @@ mod policies;
 mod resilience;
 mod service;
 mod store;
+mod warnings;
