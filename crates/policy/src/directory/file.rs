@@ -86,7 +86,6 @@ fn fields<'n>(node: &'n raw::YamlNode<'_>) -> Result<(&'n str, Option<&'n str>),
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::directory::form;
 
     const TIERS: [&str; 2] = ["free", "premium"];
 
@@ -112,7 +111,7 @@ mod tests {
             let directory = read(file, text.as_bytes(), &TIERS).unwrap();
             assert_eq!(directory.get(b"abc").unwrap().tenant, Some("acme"), "{file}");
             assert_eq!(directory.get(b"sk_1").unwrap().tier, "free");
-            let digest = form::KeyForm::Hashed.sent(b"abc");
+            let digest = KeyForm::Hashed.sent(b"abc");
             assert_eq!((directory.get(hash.as_bytes()), directory.get(digest.as_bytes())), (None, None));
         }
         // In both forms, and in two cases.
