@@ -32,8 +32,13 @@ impl Step {
             Self::Clippy => run::run(&mut cargo("clippy --quiet --workspace --all-targets -- -D warnings")),
             Self::Tidy => tidy::run(),
             Self::Tests => run::run(&mut cargo("test --quiet --workspace")),
+            // Nothing in the workspace needs all layers, so their features are named.
             Self::Docs => run::run(
                 cargo("doc --quiet --workspace --no-deps --document-private-items")
+                    .args([
+                        "--features",
+                        "tidegate-tower/axum,tidegate-tower/full,tidegate-tower/policy,tidegate-tower/tonic",
+                    ])
                     .env("RUSTDOCFLAGS", "-D warnings"),
             ),
             Self::Loom => loom(),

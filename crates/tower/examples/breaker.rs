@@ -10,9 +10,8 @@ use axum::Router;
 use axum::body::Body;
 use axum::routing::get;
 use http::{Request, StatusCode};
-use tidegate_core::{BreakerConfig, Ratio, TimeSpan};
-use tidegate_tower::breaker::{BreakerLayer, CircuitBreaker};
-use tidegate_tower::{BoxError, HttpErrorLayer};
+use tidegate_tower::breaker::{BreakerConfig, BreakerLayer, CircuitBreaker};
+use tidegate_tower::{BoxError, HttpErrorLayer, Ratio, TimeSpan};
 use tower::{ServiceBuilder, ServiceExt};
 
 /// Whether the database works.

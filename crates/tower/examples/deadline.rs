@@ -11,9 +11,8 @@ use axum::extract::State;
 use axum::response::Response;
 use axum::routing::get;
 use http::Request;
-use tidegate_headers::BodyStyle;
 use tidegate_tower::deadline::{Deadline, DeadlineLayer, OutgoingDeadlineLayer, OutgoingDeadlineService};
-use tidegate_tower::{BoxError, HttpErrorLayer, into_response, system_clock};
+use tidegate_tower::{BodyStyle, BoxError, HttpErrorLayer, into_response, system_clock};
 use tower::{Layer, ServiceBuilder, ServiceExt};
 
 /// A client of the next service. In a real system this is an HTTP or gRPC client.

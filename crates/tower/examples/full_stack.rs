@@ -14,18 +14,18 @@ use axum::extract::State;
 use axum::response::Response;
 use axum::routing::get;
 use http::{Request, StatusCode};
-use tidegate_core::{AdaptiveConfig, Backoff, BreakerConfig, Jitter, Ratio, TimeSpan};
-use tidegate_headers::BodyStyle;
-use tidegate_store::MemoryStore;
-use tidegate_tower::breaker::{BreakerLayer, CircuitBreaker};
+use tidegate_tower::breaker::{BreakerConfig, BreakerLayer, CircuitBreaker};
 use tidegate_tower::bulkhead::{Bulkhead, BulkheadConfig, BulkheadLayer};
 use tidegate_tower::deadline::{DeadlineLayer, OutgoingDeadlineLayer};
 use tidegate_tower::fallback::FallbackLayer;
-use tidegate_tower::load_shed::{LoadShedLayer, LoadShedder};
-use tidegate_tower::rate_limit::{OneCounter, RateLimitLayer, RateLimitRule, RateLimiter};
-use tidegate_tower::retry::{RetryConfig, RetryLayer, SharedRetryBudget};
+use tidegate_tower::load_shed::{AdaptiveConfig, LoadShedLayer, LoadShedder};
+use tidegate_tower::rate_limit::{MemoryStore, OneCounter, RateLimitLayer, RateLimitRule, RateLimiter};
+use tidegate_tower::retry::{Backoff, Jitter, RetryConfig, RetryLayer, SharedRetryBudget};
 use tidegate_tower::timeout::TimeoutLayer;
-use tidegate_tower::{BoxError, HttpErrorLayer, LayerError, into_response, is_rejection, system_clock};
+use tidegate_tower::{
+    BodyStyle, BoxError, HttpErrorLayer, LayerError, Ratio, TimeSpan, into_response, is_rejection,
+    system_clock,
+};
 use tokio::time::sleep;
 use tower::util::BoxCloneSyncService;
 use tower::{ServiceBuilder, ServiceExt, service_fn};

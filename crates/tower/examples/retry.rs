@@ -9,9 +9,8 @@ use axum::Router;
 use axum::body::{Body, HttpBody};
 use axum::routing::get;
 use http::{Method, Request, StatusCode};
-use tidegate_core::{Ratio, RetryBudget};
-use tidegate_tower::BoxError;
-use tidegate_tower::retry::{HttpRetry, RetryConfig, RetryLayer, SharedRetryBudget};
+use tidegate_tower::retry::{HttpRetry, RetryBudget, RetryConfig, RetryLayer, SharedRetryBudget};
+use tidegate_tower::{BoxError, Ratio};
 use tower::{Service, ServiceBuilder, ServiceExt};
 
 static CALLS: AtomicUsize = AtomicUsize::new(0);

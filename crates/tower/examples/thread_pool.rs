@@ -11,9 +11,8 @@ use axum::extract::State;
 use axum::response::Response;
 use axum::routing::post;
 use http::Request;
-use tidegate_headers::BodyStyle;
 use tidegate_tower::thread_pool::ThreadPool;
-use tidegate_tower::{BoxError, into_response};
+use tidegate_tower::{BodyStyle, BoxError, into_response};
 use tokio::task::JoinSet;
 use tower::ServiceExt;
 

@@ -71,7 +71,7 @@
 //!   `ConcurrencyLimit` further in: use `bulkhead` there, which gives out its permits when it is called.
 //! - Layers call only services that are ready. Futures are named types; only calls that wait for a permit or for a remote store
 //!   allocate.
-//! - Durations are measured with a [`Clock`](tidegate_store::Clock), by default the [`system_clock`]; timers are those of
+//! - Durations are measured with a [`Clock`], by default the [`system_clock`]; timers are those of
 //!   tokio.
 
 #![forbid(unsafe_code)]

@@ -1,6 +1,6 @@
 //! A whole policy: the limits, bans, exemptions and identities of a configuration file.
 //!
-//! [`PolicyLayer`] applies the policy of a [`Limiter`](tidegate_limiter::Limiter) to an HTTP service, as the gateway does: it
+//! [`PolicyLayer`] applies the policy of a [`Limiter`] to an HTTP service, as the gateway does: it
 //! responds to rejected and banned clients itself, and adds rate-limit headers to the other responses. Headers that identify a
 //! client are removed if the peer may not send them, and the path and the `Host` that the service sees are those that were matched.
 //!

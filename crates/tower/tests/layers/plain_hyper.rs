@@ -18,7 +18,7 @@ use tidegate_tower::load_shed::{LoadShedLayer, LoadShedder};
 use tidegate_tower::rate_limit::{OneCounter, RateLimitLayer, RateLimiter};
 use tidegate_tower::timeout::TimeoutLayer;
 use tokio::io::{AsyncReadExt, AsyncWriteExt, duplex};
-use tower::{ServiceBuilder, service_fn};
+use tower::{ServiceBuilder, ServiceExt, service_fn};
 
 #[tokio::test]
 async fn stack_on_plain_hyper_serves_and_fails_a_connection_without_our_responses_to_errors() {
@@ -46,7 +46,12 @@ async fn stack_on_plain_hyper_serves_and_fails_a_connection_without_our_response
             if has_responses {
                 http1::Builder::new().serve_connection(io, TowerToHyperService::new(with_responses)).await
             } else {
-                http1::Builder::new().serve_connection(io, TowerToHyperService::new(stack)).await
+                // With a boxed trait object as the error of the layers, this task cannot be proved to be `Send`.
+                let service = hyper::service::service_fn(move |request| {
+                    let stack = stack.clone();
+                    async move { stack.oneshot(request).await }
+                });
+                http1::Builder::new().serve_connection(io, service).await
             }
         });
         client.write_all(b"GET / HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n").await.unwrap();
