@@ -6,7 +6,7 @@ use http::header::{CONNECTION, CONTENT_LENGTH, CONTENT_TYPE, HeaderValue, WWW_AU
 use http::{HeaderMap, Response, StatusCode, Version};
 use http_body::Body;
 use tidegate_headers::{
-    BodyStyle, ErrorBody, RefusalEntry, grpc_content_type, write_grpc_status, write_retry_after,
+    BodyFormat, BodyStyle, ErrorBody, RefusalEntry, grpc_content_type, write_grpc_status, write_retry_after,
 };
 use tidegate_policy::{FallbackBody, FallbackPlan, RequestError};
 
@@ -95,8 +95,12 @@ pub(crate) struct RefusedRequest {
     pub(crate) refusal: &'static RefusalEntry,
     /// Seconds after which the request would be admitted; `None` if it never would.
     pub(crate) retry_after: Option<u64>,
+    /// The status, which a rule may choose.
+    pub(crate) status: StatusCode,
     /// Encoded before, because it borrows the rule.
     pub(crate) body: Vec<u8>,
+    /// The format of the body.
+    pub(crate) format: BodyFormat,
 }
 
 const BAD_HEAD: RefusalEntry =
@@ -153,6 +157,9 @@ impl ServeError {
     }
 
     pub(crate) fn status(&self) -> StatusCode {
+        if let Self::Refused(refused) = self {
+            return refused.status;
+        }
         let usual = || self.refusal().map_or_else(RequestError::status, |refusal| refusal.status);
         self.fixed_response().map_or_else(usual, |fixed| fixed.status)
     }
@@ -179,6 +186,9 @@ impl ServeError {
             (Ok(refusal), Self::Untrusted(why)) => {
                 let message = format!("Upstream certificate is not trusted: {why}.");
                 read(ErrorBody { message: &message, ..refusal.body(None, None) })
+            }
+            (Ok(refusal), Self::Refused(refused)) => {
+                read(ErrorBody { status: refused.status, ..refusal.body(refused.retry_after, None) })
             }
             (Ok(refusal), _) => read(refusal.body(self.retry_after(), None)),
         }
@@ -207,7 +217,7 @@ pub(crate) fn rescue(
     };
     if let Some(seconds) = cause.retry_after() {
         // The headers of limits have a style of their own for it.
-        let is_limited = cause.status() == StatusCode::TOO_MANY_REQUESTS;
+        let is_limited = cause.refusal().is_ok_and(RefusalEntry::is_rejection);
         write_retry_after(&mut headers, seconds, if is_limited { snapshot.styles() } else { &[] });
     }
     *response.headers_mut() = headers;
@@ -215,20 +225,17 @@ pub(crate) fn rescue(
 }
 
 fn rescue_http(cause: &mut ServeError, style: BodyStyle, headers: &mut HeaderMap) -> Response<ResponseBody> {
-    let mut content_type = style.content_type();
-    let body = match &mut *cause {
-        ServeError::Refused(refused) => std::mem::take(&mut refused.body),
+    let usual = HeaderValue::from_static(style.content_type());
+    let (body, content_type) = match &mut *cause {
+        ServeError::Refused(refused) => (std::mem::take(&mut refused.body), refused.format.content_type()),
         cause => match cause.fixed_response().and_then(|fixed| fixed.body.as_ref()) {
-            Some(fixed) => {
-                content_type = fixed.content_type;
-                fixed.content.clone()
-            }
-            None => cause.describe(|body| body.encode(style)),
+            Some(fixed) => (fixed.content.clone(), HeaderValue::from_static(fixed.content_type)),
+            None => (cause.describe(|body| body.encode(style)), usual),
         },
     };
     let mut response = Response::new(ResponseBody::from_bytes(body));
     *response.status_mut() = cause.status();
-    headers.insert(CONTENT_TYPE, HeaderValue::from_static(content_type));
+    headers.insert(CONTENT_TYPE, content_type);
     if let ServeError::Request(error) = &cause
         && let Some(challenge) = error.challenge()
     {

@@ -89,11 +89,14 @@ impl<S: Store + 'static> Exchange<'_, S> {
 
     /// The error of a request that is refused. `limits` are those of its report.
     pub(crate) fn refusal(&self, refuse: &RefuseRuling<'_>, limits: &ReportedLimits<'_>) -> ServeError {
-        let style = self.snapshot.error_body();
-        ServeError::Refused(RefusedRequest {
-            refusal: refuse.reason.refusal(),
-            retry_after: refuse.retry_after_seconds(),
-            body: refuse.describe(limits, style, |body| body.encode(style)),
+        refuse.describe(limits, self.snapshot.plan(), |body, format| {
+            ServeError::Refused(RefusedRequest {
+                refusal: refuse.reason.refusal(),
+                retry_after: body.retry_after,
+                status: body.status,
+                body: format.encode(body),
+                format: format.clone(),
+            })
         })
     }
 

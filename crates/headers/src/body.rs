@@ -1,5 +1,7 @@
 //! The bodies of error responses.
 
+use std::borrow::Cow;
+
 use http::StatusCode;
 use tidegate_core::{LimitReport, Timestamp};
 
@@ -28,6 +30,8 @@ pub struct ErrorBody<'a> {
     pub retry_after: Option<u64>,
     /// The limit that rejects the request.
     pub limit: Option<ReportedLimit<'a>>,
+    /// A limit rejects the request, so headers that report limits say when to retry.
+    pub is_rejection: bool,
 }
 
 /// A registered problem type (RFC 9457). Its text needs no escapes in JSON.
@@ -53,7 +57,8 @@ pub struct ReportedLimit<'a> {
 impl<'a> ErrorBody<'a> {
     /// An error without a limit.
     pub fn new(status: StatusCode, code: &'static str, message: &'a str) -> Self {
-        Self { status, code, nested_code: None, message, problem: None, retry_after: None, limit: None }
+        let (nested_code, problem, retry_after, limit) = (None, None, None, None);
+        Self { status, code, nested_code, message, problem, retry_after, limit, is_rejection: false }
     }
 
     /// The bytes of the body.
@@ -97,8 +102,7 @@ impl<'a> ErrorBody<'a> {
     /// Writes when the client may retry. If a limit refuses the request, `styles` are those of its headers.
     pub fn write_retry_after(&self, headers: &mut impl HeaderTarget, styles: &[HeaderStyle]) {
         if let Some(seconds) = self.retry_after {
-            let is_limited = self.status == StatusCode::TOO_MANY_REQUESTS;
-            write_retry_after(headers, seconds, if is_limited { styles } else { &[] });
+            write_retry_after(headers, seconds, if self.is_rejection { styles } else { &[] });
         }
     }
 
@@ -149,6 +153,19 @@ fn write_retry_sentence(retry_after: Option<u64>, mut put: impl FnMut(&str)) {
     }
 }
 
+/// The content of a JSON string, without its quotes.
+#[inline]
+pub(crate) fn json_string(text: &str) -> Cow<'_, str> {
+    if is_plain(text) {
+        return text.into();
+    }
+    // Any text can be written as JSON.
+    let mut quoted = serde_json::to_string(text).unwrap_or_default();
+    quoted.pop();
+    quoted.drain(..1.min(quoted.len()));
+    quoted.into()
+}
+
 /// JSON, written in order.
 struct JsonWriter(Vec<u8>);
 
@@ -163,13 +180,7 @@ impl JsonWriter {
     }
 
     fn escaped(&mut self, text: &str) {
-        if is_plain(text) {
-            return self.put(text);
-        }
-        // Any text can be written as JSON.
-        let quoted = serde_json::to_string(text).unwrap_or_default();
-        let escaped = quoted.strip_prefix('"').and_then(|rest| rest.strip_suffix('"'));
-        self.put(escaped.unwrap_or_default());
+        self.put(&json_string(text));
     }
 
     fn put_limit(&mut self, ReportedLimit { at, report, .. }: &ReportedLimit<'_>) {

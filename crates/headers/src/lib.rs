@@ -2,7 +2,7 @@
 //!
 //! A server describes each limit as a [`LimitReport`](tidegate_core::LimitReport). [`HeaderWriter`] writes the reports in
 //! every [`HeaderStyle`], [`RefusalEntry`] lists why requests are not served, [`ErrorBody`] writes the body of an error in every
-//! [`BodyStyle`], and [`AdvertisedLimits`] parses the headers of other servers, [`RejectionBody`] their bodies. No other crate of the workspace names these headers.
+//! [`BodyStyle`] or by a [`BodyTemplate`], and [`AdvertisedLimits`] parses the headers of other servers, [`RejectionBody`] their bodies. No other crate of the workspace names these headers.
 //!
 //! ```
 //! use http::HeaderMap;
@@ -49,6 +49,7 @@ mod retry_after;
 mod scan;
 mod structured_list;
 mod style;
+mod template;
 mod value_cache;
 mod write;
 
@@ -60,7 +61,8 @@ pub use quota::Quota;
 pub use refusal::RefusalEntry;
 pub use rejection_body::RejectionBody;
 pub use retry_after::{HeaderTarget, RetryAfter, write_retry_after};
-pub use style::{BodyStyle, HeaderStyle};
+pub use style::{BodyFormat, BodyStyle, HeaderStyle};
+pub use template::{BodyTemplate, TemplateError, TemplateField};
 pub use value_cache::HeaderValueCache;
 pub use write::{HeaderWriter, RateLimitHeaders, is_rejected_by_upstream};
 

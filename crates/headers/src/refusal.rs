@@ -140,6 +140,12 @@ impl RefusalEntry {
             problem,
             retry_after,
             limit,
+            is_rejection: self.is_rejection(),
         }
+    }
+
+    /// Whether a limit rejects the request. A rule may choose another status for that.
+    pub const fn is_rejection(&self) -> bool {
+        self.status.as_u16() == StatusCode::TOO_MANY_REQUESTS.as_u16()
     }
 }

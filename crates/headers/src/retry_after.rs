@@ -52,7 +52,7 @@ impl HeaderTarget for HeaderMap {
 /// has them, the header of that style. Refusals that no limit causes have no styles.
 pub fn write_retry_after(headers: &mut impl HeaderTarget, seconds: u64, styles: &[HeaderStyle]) {
     let value = HeaderValue::from(seconds);
-    if styles.contains(&HeaderStyle::XRateLimit) {
+    if styles.iter().any(|style| matches!(style, HeaderStyle::XRateLimit | HeaderStyle::XRateLimitMs)) {
         headers.set(names::X_RETRY_AFTER, value.clone());
     }
     headers.set(RETRY_AFTER, value);
@@ -94,6 +94,6 @@ mod tests {
             assert_eq!(headers[RETRY_AFTER], "30");
             headers.len()
         };
-        assert_eq!(HeaderStyle::ALL.map(written), [2, 1, 1, 1]);
+        assert_eq!(HeaderStyle::ALL.map(written), [2, 2, 1, 1, 1]);
     }
 }

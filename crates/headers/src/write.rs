@@ -65,10 +65,15 @@ impl HeaderWriter<'_> {
     ) {
         for style in self.styles {
             match style {
-                HeaderStyle::XRateLimit => {
+                HeaderStyle::XRateLimit | HeaderStyle::XRateLimitMs => {
                     headers.push(names::X_LIMIT, self.cache.limit(single.quota));
                     headers.push(names::X_REMAINING, remaining(single));
-                    headers.push(names::X_RESET, self.cache.reset(reset_second(at, single)));
+                    let reset = if *style == HeaderStyle::XRateLimit {
+                        self.cache.reset(reset_second(at, single))
+                    } else {
+                        reset_millisecond(at, single).into()
+                    };
+                    headers.push(names::X_RESET, reset);
                 }
                 HeaderStyle::RateLimitEpoch | HeaderStyle::RateLimitDelta => {
                     headers.push(names::LIMIT, self.cache.limit(single.quota));
@@ -92,6 +97,11 @@ impl HeaderWriter<'_> {
 /// The Unix second of a limit's reset.
 pub(crate) fn reset_second(at: Timestamp, report: &LimitReport<'_>) -> u64 {
     (at + report.announced_reset()).as_secs_ceil()
+}
+
+/// The Unix millisecond of a limit's reset, rounded up.
+pub(crate) fn reset_millisecond(at: Timestamp, report: &LimitReport<'_>) -> u64 {
+    (at + report.announced_reset()).as_micros().div_ceil(1_000)
 }
 
 fn remaining(report: &LimitReport<'_>) -> HeaderValue {
@@ -169,6 +179,14 @@ mod tests {
                 ("x-ratelimit-limit", "100"),
                 ("x-ratelimit-remaining", "50"),
                 ("x-ratelimit-reset", "1705334400"),
+            ])
+        );
+        assert_eq!(
+            of(HeaderStyle::XRateLimitMs),
+            pairs(&[
+                ("x-ratelimit-limit", "100"),
+                ("x-ratelimit-remaining", "50"),
+                ("x-ratelimit-reset", "1705334399500"),
             ])
         );
         assert_eq!(

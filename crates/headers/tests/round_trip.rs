@@ -84,11 +84,16 @@ fn named(report: &LimitReport<'_>) -> AdvertisedLimit {
 }
 
 /// The same in a style that reports one limit.
-fn single(report: &LimitReport<'_>) -> AdvertisedLimit {
+fn single(report: &LimitReport<'_>, style: HeaderStyle) -> AdvertisedLimit {
+    let reset = report.announced_reset();
+    let reset_after = match style {
+        HeaderStyle::XRateLimitMs => TimeSpan::from_millis(reset.as_micros().div_ceil(1_000)),
+        _ => TimeSpan::from_secs(reset.as_secs_ceil()),
+    };
     AdvertisedLimit {
         quota: Some(report.quota),
         remaining: Some(report.remaining),
-        reset_after: Some(TimeSpan::from_secs(report.announced_reset().as_secs_ceil())),
+        reset_after: Some(reset_after),
         ..AdvertisedLimit::default()
     }
 }
@@ -128,7 +133,7 @@ proptest! {
             if style == HeaderStyle::RateLimit {
                 prop_assert_eq!(advertised.limits, reports.iter().map(named).collect::<Vec<_>>());
             } else {
-                prop_assert_eq!(advertised.limits, [single(&reports[0])], "{:?}", style);
+                prop_assert_eq!(advertised.limits, [single(&reports[0], style)], "{:?}", style);
             }
             prop_assert_eq!(advertised.retry_after, None);
         }

@@ -4,8 +4,8 @@
 
 use smallvec::SmallVec;
 use tidegate_core::{ActionKind, DecisionKind, RecordedDecision, RuleAction, RuleId, TimeSpan};
-use tidegate_headers::{BodyStyle, ErrorBody, RefusalEntry, ReportedLimit, RetryAfter};
-use tidegate_policy::{ExceedAction, Exemption, MatchedRequest};
+use tidegate_headers::{BodyFormat, BodyStyle, ErrorBody, RefusalEntry, ReportedLimit, RetryAfter};
+use tidegate_policy::{ExceedAction, Exemption, MatchedRequest, Plan, RejectionPlan};
 use tidegate_store::{Permit, Store};
 
 use crate::charge::{Charge, ChargeUse};
@@ -255,20 +255,40 @@ impl<'a> RefuseRuling<'a> {
         self.retry_after.map_or(self.reason.refusal().retry_after, |retry_after| Some(retry_after.seconds))
     }
 
-    /// Applies `read` to what the client is told, for bodies in `style`. `limits` are those of the report.
+    /// Applies `read` to what the client is told, and to the format of the body. `limits` are those of the report.
     pub fn describe<R>(
         &self,
         limits: &ReportedLimits<'_>,
-        style: BodyStyle,
-        read: impl FnOnce(&ErrorBody<'_>) -> R,
+        plan: &Plan,
+        read: impl FnOnce(&ErrorBody<'_>, &BodyFormat) -> R,
     ) -> R {
+        let (own, other) = (self.rejection(), BodyFormat::Style(plan.error_body));
+        let format = match (own.and_then(|rejection| rejection.body.as_ref()), self.rule) {
+            (Some(format), _) => format,
+            (None, Some(_)) => &plan.rejection_body,
+            (None, None) => &other,
+        };
         let mut violated = SmallVec::<[&str; 4]>::new();
         // Only problem bodies list them.
-        if style == BodyStyle::Problem {
+        if *format == BodyFormat::Style(BodyStyle::Problem) {
             violated.extend(self.report.violated());
         }
         let report = limits.primary();
         let limit = report.map(|report| ReportedLimit { at: self.report.at(), report, violated: &violated });
-        read(&self.reason.refusal().body(self.retry_after_seconds(), limit))
+        let mut body = self.reason.refusal().body(self.retry_after_seconds(), limit);
+        if let Some(rejection) = own {
+            body.status = rejection.status;
+        }
+        read(&body, format)
+    }
+
+    /// The response that the rule which refuses the request has of its own.
+    fn rejection(&self) -> Option<&'a RejectionPlan> {
+        let rejection = match (self.report.exhausted, self.report.primary) {
+            (Some(rule), _) => &rule.rejection,
+            (None, Some(index)) => &self.report.rules.rule(index)?.rejection,
+            (None, None) => return None,
+        };
+        rejection.as_deref()
     }
 }

@@ -4,10 +4,11 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fmt::{self, Write};
 
 use tidegate_core::Cost;
+use tidegate_headers::BodyFormat;
 
 use crate::plan::{
     AdminPlan, ChargeBasis, Clients, ConcurrencyRule, CounterScope, CustomRule, Mode, NameSource, Plan,
-    ResiliencePlan, Rule, RuleCost, RuleMatch, RuleSharing, SentTier, TokenKey,
+    ResiliencePlan, Rule, RuleCost, RuleMatch, RuleSharing, SentTier, TokenKey, body_text,
 };
 use crate::units::{percent_text, span_text};
 
@@ -138,11 +139,12 @@ impl RuleDescription {
 
 impl RuleDescription {
     fn concurrency(rule: &ConcurrencyRule) -> Self {
-        let ConcurrencyRule { name, mode, matches, count, sharing, .. } = rule;
+        let ConcurrencyRule { name, mode, matches, count, rejection, sharing, .. } = rule;
         let mut text = vec![rule.describe()];
         if *mode != Mode::Enforce {
             text.push(mode.to_string());
         }
+        text.extend(rejection.as_ref().map(ToString::to_string));
         text.extend(describe_scope(matches, count));
         let coordination = sharing.map_or("", |sharing| sharing.coordination.name());
         if let Some(RuleSharing { on_store_failure, .. }) = sharing {
@@ -233,6 +235,7 @@ fn settings(plan: &Plan, other: &Plan) -> Settings {
         allow,
         rate_limits,
         headers,
+        rejection_body,
         error_body,
         store,
         log,
@@ -265,6 +268,9 @@ fn settings(plan: &Plan, other: &Plan) -> Settings {
     }
     set("headers", headers.iter().map(|style| style.name()).collect::<Vec<_>>().join(", "));
     set("error_body", error_body.name().to_owned());
+    if *rejection_body != BodyFormat::Style(*error_body) {
+        set("error_body of rejections", body_text(rejection_body));
+    }
     set("log.access", log.access.to_string());
     set("log.rejected", log.rejected.to_string());
     set("log.to", log.to.to_string());

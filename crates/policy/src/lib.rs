@@ -77,10 +77,10 @@ pub use plan::{
     ClaimName, ClientCaPlan, Clients, ConcurrencyRule, CounterScope, CustomRule, DeferAction,
     DegradedUpstream, EjectPlan, EncodedSlash, EndpointRule, ExceedAction, ExcessiveLoss, ExemptClients,
     FallbackBody, FallbackPlan, HeaderMatch, HealthCheckPlan, HostPattern, HttpOptions, ListenerPlan,
-    LogPlan, LogTarget, Mode, NameSource, OnInvalid, PathCase, Plan, Quota, RateLimits, ReloadPlan,
-    ResiliencePlan, RetryCauses, RetryPlan, Route, Rule, RuleCondition, RuleCost, RuleMatch, RuleSharing,
-    SampleRate, Secret, SecretFile, SentTier, ServiceListenerPlan, ServicePlan, StatusSet, StorePlan,
-    StoreTlsPlan, StoreUrl, Tier, TierSource, TimeoutsPlan, TokenKey, TokenPlan, TracesPlan,
+    LogPlan, LogTarget, Mode, NameSource, OnInvalid, PathCase, Plan, Quota, RateLimits, RejectionPlan,
+    ReloadPlan, ResiliencePlan, RetryCauses, RetryPlan, Route, Rule, RuleCondition, RuleCost, RuleMatch,
+    RuleSharing, SampleRate, Secret, SecretFile, SentTier, ServiceListenerPlan, ServicePlan, StatusSet,
+    StorePlan, StoreTlsPlan, StoreUrl, Tier, TierSource, TimeoutsPlan, TokenKey, TokenPlan, TracesPlan,
     UnderscoreHeaders, UpstreamPlan,
 };
 pub use problem::{Excerpt, Problem, Problems, Severity};

@@ -1,8 +1,8 @@
 //! HTTP responses to errors: the only place of this crate that chooses what clients are told.
 
 use http::header::CONTENT_TYPE;
-use http::{HeaderValue, Response, StatusCode};
-use tidegate_headers::{BodyStyle, ErrorBody, HeaderStyle, RefusalEntry, write_grpc_status};
+use http::{Response, StatusCode};
+use tidegate_headers::{BodyFormat, BodyStyle, ErrorBody, HeaderStyle, RefusalEntry, write_grpc_status};
 
 use crate::error::{BoxError, LayerError, find_cause};
 
@@ -29,7 +29,7 @@ pub fn into_response<B: From<Vec<u8>>>(
         return limited_response(limited, style);
     }
     let (refusal, retry_after) = describe(&error);
-    respond(&refusal.body(retry_after, None), style, &[])
+    respond(&refusal.body(retry_after, None), &style.into(), &[])
 }
 
 /// The response to a rejection by a rate limit, with the headers of that limit.
@@ -63,18 +63,18 @@ pub(crate) fn rate_limited_response<B: From<Vec<u8>>>(
     let violated: SmallVec<[&str; 4]> = limited.violated().collect();
     let reported = ReportedLimit { at: limited.at, report: &report, violated: &violated };
     let body = RefusalEntry::RATE_LIMIT_EXCEEDED.body(limited.retry_after_seconds(), Some(reported));
-    respond(&body, style, styles)
+    respond(&body, &style.into(), styles)
 }
 
 /// A response with this body. `styles` are those of the headers that report limits.
 pub(crate) fn respond<B: From<Vec<u8>>>(
     body: &ErrorBody<'_>,
-    style: BodyStyle,
+    format: &BodyFormat,
     styles: &[HeaderStyle],
 ) -> Response<B> {
-    let mut response = Response::new(B::from(body.encode(style)));
+    let mut response = Response::new(B::from(format.encode(body)));
     *response.status_mut() = body.status;
-    response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(style.content_type()));
+    response.headers_mut().insert(CONTENT_TYPE, format.content_type());
     body.write_retry_after(response.headers_mut(), styles);
     response
 }
@@ -86,9 +86,11 @@ pub(crate) fn request_error_response<B: From<Vec<u8>>>(
     style: BodyStyle,
 ) -> Response<B> {
     let message = error.message();
-    let mut response = respond(&ErrorBody::new(error.status(), error.code(), &message), style, &[]);
+    let mut response = respond(&ErrorBody::new(error.status(), error.code(), &message), &style.into(), &[]);
     if let Some(challenge) = error.challenge() {
-        response.headers_mut().insert(http::header::WWW_AUTHENTICATE, HeaderValue::from_static(challenge));
+        response
+            .headers_mut()
+            .insert(http::header::WWW_AUTHENTICATE, http::HeaderValue::from_static(challenge));
     }
     response
 }

@@ -42,6 +42,17 @@ fn shown_name(policy: &str, name: &str) -> String {
     folder.join(name).display().to_string()
 }
 
+/// The content type of a file, by the end of its name; `None` if that is not known.
+pub(super) fn content_type(name: &str) -> Option<&'static str> {
+    let extension = Path::new(name).extension()?.to_str()?.to_ascii_lowercase();
+    match extension.as_str() {
+        "json" => Some("application/json"),
+        "html" => Some("text/html; charset=utf-8"),
+        "txt" => Some("text/plain; charset=utf-8"),
+        _ => None,
+    }
+}
+
 /// Iterates over the lines of a list file, numbered from 1, without comments and empty lines. A comment begins at `#` at the
 /// start of a line or after white space: a key may contain `#`.
 pub(super) fn lines(bytes: &[u8]) -> impl Iterator<Item = (usize, &[u8])> {

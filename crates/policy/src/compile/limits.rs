@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use tidegate_core::{Algorithm, Limit, LimitError, RuleId, Spec};
 
 use crate::compile::names::NameConflict;
-use crate::compile::{CompileContext, actions, counters, mode, rules, scalar, store};
+use crate::compile::{CompileContext, actions, counters, mode, rejections, rules, scalar, store};
 use crate::endpoints::EndpointPattern;
 use crate::language::{ALGORITHMS, ENDPOINT, GLOBAL, LIMIT, Mapping};
 use crate::plan::{Clients, EndpointRule, PathCase, Quota, RateLimits, Rule, Tier};
@@ -187,8 +187,9 @@ pub(super) fn rule<'s>(
     let algorithm = limit.as_ref().map(|(limit, _)| limit.algorithm());
     let sharing = store::sharing(node, fields, algorithm, context);
     let on_exceed = actions::on_exceed(fields, context);
+    let rejection = rejections::rejection(fields, context);
     let (limit, spec) = limit?;
-    let on_exceed = on_exceed?;
+    let (on_exceed, rejection) = (on_exceed?, rejection?);
     actions::check(fields, &on_exceed, (limit.algorithm(), sharing), context);
     let limit = context.store.as_ref().map_or(limit, |store| store.part_of(limit, sharing));
     let (id, mode, penalty) = (id?, mode?, penalty?);
@@ -207,6 +208,7 @@ pub(super) fn rule<'s>(
         mode,
         penalty,
         on_exceed,
+        rejection,
         sharing,
         line,
     })

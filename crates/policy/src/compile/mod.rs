@@ -16,6 +16,7 @@ mod limits;
 mod mode;
 mod names;
 pub(crate) mod network;
+mod rejections;
 mod reload;
 mod resilience;
 mod routing;
@@ -29,7 +30,7 @@ mod telemetry_config;
 use std::sync::Arc;
 
 use ipnet::IpNet;
-use tidegate_headers::{BodyStyle, HeaderStyle};
+use tidegate_headers::HeaderStyle;
 
 use crate::directory::Directory;
 use crate::expression::ExpressionBudget;
@@ -320,12 +321,12 @@ fn decode<'s>(
     let bans = bans(&fields, clients.as_ref(), context);
     let allow = fields.get("allow").map(|node| allow(node, context));
     let headers = headers(&fields, &mut context.report);
-    let error_body = error_body(&fields, &mut context.report);
+    let error_bodies = rejections::error_bodies(&fields, context);
     let log = log(&fields, &mut context.report);
     let reload = reload::reload(fields.get("reload"), &mut context.report);
     let traces = fields.get("traces").and_then(|node| telemetry_config::traces(node, &mut context.report));
     context.store = None;
-    let clients = clients?;
+    let (clients, error_bodies) = (clients?, error_bodies?);
     let identities = identities::identities(&clients, root, context);
     Some(Plan {
         listen,
@@ -340,7 +341,8 @@ fn decode<'s>(
         allow,
         rate_limits: rate_limits?,
         headers,
-        error_body: error_body?,
+        rejection_body: error_bodies.rejections,
+        error_body: error_bodies.others,
         store: Arc::unwrap_or_clone(store?),
         log: log?,
         traces,
@@ -371,26 +373,20 @@ fn log<'s>(fields: &Fields<'_, 's>, report: &mut ProblemReport<'s>) -> Option<Lo
     fields.get("log").map_or(Some(LogPlan::default()), |node| telemetry_config::log(node, report))
 }
 
-fn error_body(fields: &Fields<'_, '_>, report: &mut ProblemReport<'_>) -> Option<BodyStyle> {
-    match fields.get("error_body") {
-        Some(node) => scalar::choice(node, "error body", &BodyStyle::NAMES, &BodyStyle::ALL, report),
-        None => Some(BodyStyle::default()),
-    }
-}
-
 fn headers(fields: &Fields<'_, '_>, report: &mut ProblemReport<'_>) -> Vec<HeaderStyle> {
     let Some(node) = fields.get("headers") else {
         return vec![HeaderStyle::XRateLimit, HeaderStyle::RateLimit];
     };
     let styles = scalar::choices(node, "header style", &HeaderStyle::NAMES, &HeaderStyle::ALL, report);
-    if [HeaderStyle::RateLimitEpoch, HeaderStyle::RateLimitDelta].iter().all(|style| styles.contains(style)) {
-        let finding =
-            Finding::error(node, "`ratelimit_epoch` and `ratelimit_delta` use the same header names");
-        report.push(
-            finding
-                .expected("at most one of the two")
-                .hint("remove one of them, or use `x_ratelimit` for the reset in Unix seconds"),
-        );
+    for (one, other) in [
+        (HeaderStyle::XRateLimit, HeaderStyle::XRateLimitMs),
+        (HeaderStyle::RateLimitEpoch, HeaderStyle::RateLimitDelta),
+    ] {
+        if styles.contains(&one) && styles.contains(&other) {
+            let what = format!("`{}` and `{}` use the same header names", one.name(), other.name());
+            let finding = Finding::error(node, what).expected("at most one of the two");
+            report.push(finding.hint("remove one of them; `ratelimit` has names of its own"));
+        }
     }
     styles
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use http::header::HeaderName;
 use tidegate_core::{Coordination, Cost, LimitUnit};
 
-use crate::compile::{CompileContext, clients, costs, limits, mode, routing, scalar, store};
+use crate::compile::{CompileContext, clients, costs, limits, mode, rejections, routing, scalar, store};
 use crate::expression::Expression;
 use crate::language::{EVERYBODY, MATCH, RULE};
 use crate::plan::{
@@ -81,6 +81,7 @@ fn concurrency_rule<'s>(
         .get("concurrent")
         .and_then(|node| scalar::positive_u32(node, "`concurrent`", &mut context.report));
     let sharing = store::permit_sharing(fields, context);
+    let rejection = rejections::rejection(fields, context);
     let RuleScope { name, matches, count } = scope;
     let (id, name) = (id?, name?);
     context.targets.rules.insert(id, NodeRef::from(item));
@@ -91,7 +92,17 @@ fn concurrency_rule<'s>(
         // A node without a permit would reject everything.
         concurrent = (concurrent / store.nodes).max(1);
     }
-    Some(ConcurrencyRule { name, id, concurrent, mode, matches: matches?, count: count?, sharing, line })
+    Some(ConcurrencyRule {
+        name,
+        id,
+        concurrent,
+        mode,
+        matches: matches?,
+        count: count?,
+        rejection: rejection?,
+        sharing,
+        line,
+    })
 }
 
 fn custom<'s>(

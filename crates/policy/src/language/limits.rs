@@ -5,6 +5,7 @@ use super::Shape::{
 };
 use super::actions::ON_EXCEED_KEY;
 use super::names::{ALGORITHMS, ANY_TEXT, EVERYBODY, HEADER, IDENTITY, METHOD, MODES, PATH};
+use super::rejections::{RULE_ERROR_BODY_KEY, STATUS_KEY};
 use super::store::{RULE_COORDINATION, RULE_FAILURE_MODE};
 use super::{Mapping, PolicyKey, Shape};
 
@@ -132,6 +133,8 @@ pub(crate) static LIMIT: Mapping = Mapping {
         MODE,
         PENALTY_KEY,
         ON_EXCEED_KEY,
+        STATUS_KEY,
+        RULE_ERROR_BODY_KEY,
         RULE_COORDINATION,
         RULE_FAILURE_MODE,
     ],
@@ -149,6 +152,8 @@ pub(crate) static GLOBAL: Mapping = Mapping {
         MAX_WAIT,
         MODE,
         ON_EXCEED_KEY,
+        STATUS_KEY,
+        RULE_ERROR_BODY_KEY,
         RULE_COORDINATION,
         RULE_FAILURE_MODE,
     ],
@@ -167,6 +172,8 @@ pub(crate) static ENDPOINT: Mapping = Mapping {
         MODE,
         PENALTY_KEY,
         ON_EXCEED_KEY,
+        STATUS_KEY,
+        RULE_ERROR_BODY_KEY,
         RULE_COORDINATION,
         RULE_FAILURE_MODE,
     ],
@@ -208,6 +215,8 @@ pub(crate) static RULE: Mapping = Mapping {
         MODE,
         PENALTY_KEY,
         ON_EXCEED_KEY,
+        STATUS_KEY,
+        RULE_ERROR_BODY_KEY,
         PolicyKey::new("cost", Either(&[Count(1), Object(&COST)]), "How many units of the limit a request costs.", "5")
             .default("1"),
         PolicyKey::new(

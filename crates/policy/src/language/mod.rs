@@ -8,6 +8,7 @@ mod envoy;
 mod limits;
 mod names;
 mod reference;
+mod rejections;
 mod resilience;
 mod schema;
 mod service;
@@ -23,6 +24,7 @@ pub(crate) use names::{
     ADAPTIVE, ALGORITHMS, CREDENTIALS, EVERYBODY, IDENTITIES, KEY_VERIFICATIONS, MODES, OFF, RETRY_CAUSES,
 };
 pub use reference::reference;
+pub(crate) use rejections::{ERROR_BODY, RULE_ERROR_BODY};
 pub(crate) use resilience::{
     ADAPTIVE_LIMIT, BREAKER, BULKHEAD, EJECT, FALLBACK, RETRY, ROUTE_BULKHEAD, SHED, SLOW, TIMEOUTS,
 };

@@ -1,10 +1,11 @@
 //! The table of keys. A key listed here is accepted, completed by editors and documented in docs/config.md.
 
-use tidegate_headers::{BodyStyle, HeaderStyle};
+use tidegate_headers::HeaderStyle;
 
 use super::Shape::{Choice, Count, Duration, Either, List, Named, Object, OneOrMany, Percent, Text};
 use super::limits::RATE_LIMITS;
 use super::names::{FILE, HEADER, IDENTITY, KEY_VERIFICATIONS, NETWORK, OFF, PATH};
+use super::rejections::ERROR_BODY_KEY;
 use super::resilience::{
     BREAKER_KEY, BULKHEAD_KEY, EJECT_KEY, FALLBACK_KEY, RETRY_KEY, ROUTE_BULKHEAD_KEY, SHED_KEY, TIMEOUTS_KEY,
 };
@@ -78,11 +79,11 @@ pub(crate) static POLICY: Mapping = Mapping {
         PolicyKey::new(
             "headers",
             OneOrMany(&Choice(&HeaderStyle::NAMES)),
-            "Which headers report limits to clients: `x_ratelimit` and `ratelimit_epoch` (reset in Unix seconds) and `ratelimit_delta` (reset in seconds from now) report the tightest limit, `ratelimit` every limit as structured fields. `ratelimit_epoch` and `ratelimit_delta` use the same names, so they exclude each other. docs/gateway.md has the numbers.",
+            "Which headers report limits to clients: `x_ratelimit` and `ratelimit_epoch` (reset in Unix seconds), `x_ratelimit_ms` (reset in Unix milliseconds) and `ratelimit_delta` (reset in seconds from now) report the tightest limit, `ratelimit` every limit as structured fields. `x_ratelimit` and `x_ratelimit_ms` use the same names, as do `ratelimit_epoch` and `ratelimit_delta`, so they exclude each other. docs/gateway.md has the numbers.",
             "[x_ratelimit, ratelimit]",
         )
         .default("[x_ratelimit, ratelimit]"),
-        PolicyKey::new("error_body", Choice(&BodyStyle::NAMES), "The format of error bodies.", "flat").default("flat"),
+        ERROR_BODY_KEY,
         PolicyKey::new("log", Object(&LOG), "What is logged, as lines of JSON.", "{ access: 1% }"),
         PolicyKey::new(
             "traces",

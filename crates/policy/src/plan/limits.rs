@@ -10,7 +10,7 @@ use tidegate_core::{Algorithm, Coordination, Cost, LeakyBucket, Limit, Penalty, 
 use crate::endpoints::EndpointPattern;
 use crate::expression::Expression;
 use crate::identity::ClientKind;
-use crate::plan::{ChargeBasis, ExceedAction, Mode, Quota, RuleCost, RuleSharing};
+use crate::plan::{ChargeBasis, ExceedAction, Mode, Quota, RejectionPlan, RuleCost, RuleSharing};
 use crate::units::span_text;
 
 /// All limits, in the order in which they are checked.
@@ -68,6 +68,8 @@ pub struct Rule {
     pub penalty: Option<Penalty>,
     /// What happens to a request that exceeds it.
     pub on_exceed: ExceedAction,
+    /// The response to a request that it rejects; `None` is the usual one.
+    pub rejection: Option<Box<RejectionPlan>>,
     /// How nodes share its counters; `None` if each process counts for itself.
     pub sharing: Option<RuleSharing>,
     /// The line in the policy.
@@ -110,6 +112,9 @@ impl Rule {
         }
         if self.on_exceed != ExceedAction::Reject {
             let _ = write!(text, ", {}", self.on_exceed);
+        }
+        if let Some(rejection) = &self.rejection {
+            let _ = write!(text, ", {rejection}");
         }
         if let Some(penalty) = self.penalty {
             let _ = write!(text, ", {}", describe_penalty(&penalty));
@@ -190,6 +195,8 @@ pub struct ConcurrencyRule {
     pub matches: RuleMatch,
     /// How clients are grouped into counters.
     pub count: CounterScope,
+    /// The response to a request that it rejects; `None` is the usual one.
+    pub rejection: Option<Box<RejectionPlan>>,
     /// How nodes share the permits; `None` if each node counts its own requests.
     pub sharing: Option<RuleSharing>,
     /// The line in the policy.

@@ -9,6 +9,7 @@ mod cost;
 mod http;
 mod limits;
 mod mode;
+mod rejection;
 mod reload;
 mod resilience;
 mod service;
@@ -20,7 +21,7 @@ use std::sync::Arc;
 
 use ipnet::IpNet;
 use tidegate_core::TimeSpan;
-use tidegate_headers::{BodyStyle, HeaderStyle};
+use tidegate_headers::{BodyFormat, BodyStyle, HeaderStyle};
 
 use crate::directory::Directory;
 use crate::endpoints::EndpointPattern;
@@ -39,6 +40,8 @@ pub use limits::{
     RuleMatch, Tier,
 };
 pub use mode::{CanaryShare, Mode};
+pub use rejection::RejectionPlan;
+pub(crate) use rejection::body_text;
 pub(crate) use reload::AddressRanges;
 pub use reload::{ExcessiveLoss, ReloadPlan};
 pub use resilience::{
@@ -78,7 +81,9 @@ pub struct Plan {
     pub rate_limits: RateLimits,
     /// The rate-limit header styles of responses.
     pub headers: Vec<HeaderStyle>,
-    /// The style of error bodies.
+    /// The format of the bodies of requests that limits reject.
+    pub rejection_body: BodyFormat,
+    /// The style of all other error bodies.
     pub error_body: BodyStyle,
     /// Where counters are stored.
     pub store: StorePlan,

@@ -5,7 +5,7 @@ use std::rc::Rc;
 
 use http::{HeaderName, HeaderValue, Version};
 use tidegate_core::{ActionKind, ActionSet, TimeSpan, Timestamp};
-use tidegate_headers::{BodyStyle, DEGRADE, ErrorBody, RateLimitHeaders};
+use tidegate_headers::{BodyFormat, BodyStyle, DEGRADE, ErrorBody, RateLimitHeaders};
 use tidegate_limiter::{Charge, ChargeUse, CheckContext, Ruling};
 use tidegate_policy::{ExceedAction, normalize};
 use tidegate_store::Store;
@@ -141,9 +141,9 @@ fn conclude<S: Store + 'static>(call: &mut EndpointCall<'_, S>, mut ruling: Ruli
         Ruling::Refuse(refuse) => {
             let code = refuse.reason.refusal().code;
             call.record.set_error(|| (code, refuse.retry_after_seconds()));
-            let style = plan.error_body;
-            let told = |body: &ErrorBody<'_>| HttpResponse::error(body, style, &plan.headers);
-            (refuse.describe(&limits, style, told), None)
+            let told =
+                |body: &ErrorBody<'_>, format: &BodyFormat| HttpResponse::error(body, format, &plan.headers);
+            (refuse.describe(&limits, plan, told), None)
         }
     };
     response.limits = Some(headers);

@@ -158,7 +158,7 @@ impl HttpError {
 
     /// The response, with a body in `style`.
     pub(super) fn into_response(self, style: BodyStyle) -> HttpResponse {
-        let mut response = self.describe(|body| HttpResponse::error(body, style, &[]));
+        let mut response = self.describe(|body| HttpResponse::error(body, &style.into(), &[]));
         let (name, value) = match self {
             Self::Method { allowed } => (ALLOW, allowed),
             Self::Token { .. } => (WWW_AUTHENTICATE, "Bearer"),

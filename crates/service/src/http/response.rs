@@ -7,7 +7,7 @@ use bytes::Bytes;
 use http::header::{CONTENT_LENGTH, CONTENT_TYPE, HeaderMap, HeaderValue};
 use http::{Response, StatusCode};
 use http_body_util::Full;
-use tidegate_headers::{BodyStyle, ErrorBody, HeaderStyle, RateLimitHeaders};
+use tidegate_headers::{BodyFormat, ErrorBody, HeaderStyle, RateLimitHeaders};
 
 use super::authorize::AnswerDelay;
 use super::error::HttpError;
@@ -49,6 +49,7 @@ impl From<HttpResponse> for PendingAnswer<'_> {
 #[derive(Debug)]
 pub(super) struct HttpResponse {
     pub(super) status: StatusCode,
+    /// `None` if there is no body, or if `headers` has it.
     pub(super) content_type: Option<&'static str>,
     /// For a proxy, which passes them to its client. In a box, because most responses have none.
     pub(super) limits: Option<Box<RateLimitHeaders>>,
@@ -75,8 +76,15 @@ impl HttpResponse {
     }
 
     /// An error. `styles` are those of the headers that report limits.
-    pub(super) fn error(body: &ErrorBody<'_>, style: BodyStyle, styles: &[HeaderStyle]) -> Self {
-        let mut response = Self::new(style.content_type(), body.encode(style));
+    pub(super) fn error(body: &ErrorBody<'_>, format: &BodyFormat, styles: &[HeaderStyle]) -> Self {
+        let mut response = match format {
+            BodyFormat::Style(style) => Self::new(style.content_type(), body.encode(*style)),
+            BodyFormat::Template(template) => {
+                let mut response = Self { body: format.encode(body).into(), ..Self::empty() };
+                response.headers.insert(CONTENT_TYPE, template.content_type().clone());
+                response
+            }
+        };
         response.status = body.status;
         body.write_retry_after(&mut response.headers, styles);
         response

@@ -107,8 +107,8 @@ async fn decide<D: Store + 'static>(
             (charge, act.delay, std::mem::take(&mut act.permits))
         }
         Ruling::Refuse(refuse) => {
-            let style = plan.error_body;
-            let mut response = refuse.describe(&limits, style, |body| respond(body, style, &plan.headers));
+            let mut response =
+                refuse.describe(&limits, plan, |body, format| respond(body, format, &plan.headers));
             headers.insert_into(response.headers_mut());
             return Err(response);
         }
@@ -128,7 +128,7 @@ async fn decide<D: Store + 'static>(
     // A meter is open exactly if the cost depends on a length that the request does not state.
     let meter = admitted.charge.as_mut().and_then(Charge::meter);
     if meter.is_some() && has_body {
-        return Err(respond(&RefusalEntry::LENGTH_REQUIRED.body(None, None), plan.error_body, &[]));
+        return Err(respond(&RefusalEntry::LENGTH_REQUIRED.body(None, None), &plan.error_body.into(), &[]));
     }
     Ok((admitted, delay))
 }

@@ -6,6 +6,7 @@ mod balance;
 mod concurrency_limits;
 mod costs;
 mod delayed_requests;
+mod error_bodies;
 mod grpc;
 mod grpc_errors;
 mod header_values;

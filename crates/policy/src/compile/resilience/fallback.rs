@@ -1,13 +1,11 @@
 //! Decodes `fallback`.
 
-use std::collections::HashMap;
-use std::path::Path;
-
 use crate::compile::{CompileContext, files, routing, scalar};
 use crate::language::FALLBACK;
 use crate::plan::{FallbackBody, FallbackPlan, UpstreamPlan};
 use crate::raw::{Fields, Finding, NodeRef, ProblemReport, YamlNode};
 use crate::render::quote;
+use std::collections::HashMap;
 
 /// The maximum size of a body in bytes. It is kept in memory.
 const MAX_BODY: usize = 1 << 20;
@@ -75,7 +73,7 @@ fn status(node: &YamlNode<'_>, report: &mut ProblemReport<'_>) -> Option<u16> {
 
 fn body(node: &YamlNode<'_>, context: &mut CompileContext<'_, '_>) -> Option<FallbackBody> {
     let name = scalar::text(node, "a file name, for example `down.json`", &mut context.report)?;
-    let content_type = content_type(name);
+    let content_type = files::content_type(name);
     if content_type.is_none() {
         let finding = Finding::error(node, format!("unknown type of file {}", quote(name)));
         context.report.push(finding.expected("a name that ends with .json, .html or .txt"));
@@ -96,16 +94,6 @@ fn body(node: &YamlNode<'_>, context: &mut CompileContext<'_, '_>) -> Option<Fal
     };
     context.report.push(finding);
     None
-}
-
-fn content_type(name: &str) -> Option<&'static str> {
-    let extension = Path::new(name).extension()?.to_str()?.to_ascii_lowercase();
-    match extension.as_str() {
-        "json" => Some("application/json"),
-        "html" => Some("text/html; charset=utf-8"),
-        "txt" => Some("text/plain; charset=utf-8"),
-        _ => None,
-    }
 }
 
 /// Sets the fallback upstreams. Reports names that do not exist, and cycles.

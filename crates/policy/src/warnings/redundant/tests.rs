@@ -20,6 +20,7 @@ fn rule(algorithm: Algorithm, spec: Spec) -> Option<Rule> {
         mode: Mode::Enforce,
         penalty: None,
         on_exceed: ExceedAction::Reject,
+        rejection: None,
         sharing: None,
         line: 1,
     })
