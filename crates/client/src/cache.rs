@@ -9,14 +9,12 @@
 //! A response is stored while the caller reads it, once its body is complete. What is stored is copied: the parts of a
 //! response refer to the buffers that it was read into, which are much larger.
 
-mod directives;
 mod size;
 mod storing_body;
 mod table;
 
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
 
 use bytes::Bytes;
 use http::header::{
@@ -29,11 +27,11 @@ use http::request::Parts;
 use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode};
 use http_body::Body;
 use http_body_util::{BodyExt, Full};
-use http_cache_semantics::{AfterResponse, BeforeRequest, CacheOptions, CachePolicy};
+use http_cache_semantics::{AfterResponse, BeforeRequest};
 use tidegate_core::Timestamp;
+use tidegate_headers::{CacheKind, cache_policy, clamp_age, normal_request, owned_headers};
 use tidegate_store::to_system_time;
 
-use self::size::copied;
 use self::storing_body::{PendingEntry, StoringBody};
 use self::table::{CacheEntry, CacheKey, CacheTable};
 use crate::body::SendBody;
@@ -44,15 +42,6 @@ use crate::response::{BodyEnd, BodyTimeouts, ClientResponse, IncomingBody, Respo
 
 /// A response that is longer than this part of the cache is not stored.
 const LARGEST_PART: usize = 8;
-/// A response that says to be older is taken to be this old: sums of times must not overflow.
-const OLDEST: u64 = u32::MAX as u64;
-/// Freshness is never guessed: a resource that has not changed for years may change now.
-const OPTIONS: CacheOptions = CacheOptions {
-    shared: false,
-    cache_heuristic: 0.0,
-    immutable_min_time_to_live: Duration::from_hours(24),
-    ignore_cargo_cult: false,
-};
 /// Request headers that identify no user. Responses that depend on them say so in `Vary`. All other headers might be
 /// credentials, whatever their names are.
 const IMPERSONAL: [HeaderName; 13] = [
@@ -190,7 +179,8 @@ impl ResponseCache {
                 headers.append(name, value.clone());
             }
         }
-        let renewed = CacheEntry::new(get, head(entry.status, copied(&headers)), entry.body.clone(), now);
+        let renewed =
+            CacheEntry::new(get, head(entry.status, owned_headers(&headers)), entry.body.clone(), now);
         let renewed_response = renewed.response(None, response.attempts(), client);
         if renewed.policy.is_storable() {
             self.insert(get, renewed);
@@ -208,8 +198,12 @@ impl ResponseCache {
         client: &ClientState,
     ) -> ClientResponse {
         let now = client.clock.now();
-        let entry =
-            CacheEntry::new(&get, head(response.status(), copied(response.headers())), Bytes::new(), now);
+        let entry = CacheEntry::new(
+            &get,
+            head(response.status(), owned_headers(response.headers())),
+            Bytes::new(),
+            now,
+        );
         let is_useful = !entry.policy.time_to_live(to_system_time(now)).is_zero()
             || [ETAG, LAST_MODIFIED].iter().any(|validator| entry.headers.contains_key(validator));
         let largest = (self.max_bytes / LARGEST_PART).saturating_sub(entry.size);
@@ -248,12 +242,8 @@ impl ResponseCache {
 impl CacheableGet {
     fn new(parts: &Parts, partition: &str, changes: u64) -> Self {
         let url = parts.uri.to_string();
-        let mut request = Request::new(());
         // A URI that is parsed again has memory of its own.
-        *request.uri_mut() = url.parse().unwrap_or_default();
-        *request.headers_mut() = copied(&parts.headers);
-        directives::normalize(request.headers_mut());
-        directives::join_lines(request.headers_mut());
+        let request = normal_request(url.parse().unwrap_or_default(), owned_headers(&parts.headers));
         let key =
             CacheKey { url: url.into(), partition: partition.into(), user: user_of(&parts.headers).into() };
         Self { key, request, changes }
@@ -263,13 +253,8 @@ impl CacheableGet {
 impl CacheEntry {
     /// A response to `get` that was received at `now`. `head` has memory of its own.
     fn new(get: &CacheableGet, mut head: Response<()>, body: Bytes, now: Timestamp) -> Self {
-        if let Some(age) = directives::age(head.headers()) {
-            head.headers_mut().insert(AGE, age.min(OLDEST).into());
-        }
-        let mut normal = self::head(head.status(), head.headers().clone());
-        directives::normalize(normal.headers_mut());
-        directives::forbid_stale(normal.headers_mut());
-        let policy = Arc::new(CachePolicy::new_options(&get.request, &normal, to_system_time(now), OPTIONS));
+        clamp_age(head.headers_mut());
+        let policy = Arc::new(cache_policy(&get.request, &head, to_system_time(now), CacheKind::Private));
         let size = size::of_entry(get, head.headers()) + body.len();
         let (parts, ()) = head.into_parts();
         Self { policy, status: parts.status, headers: parts.headers, body, size, last_use: 0 }

@@ -40,6 +40,8 @@
 
 mod advertised;
 mod body;
+#[cfg(feature = "cache")]
+mod cache;
 mod grpc;
 mod names;
 mod quota;
@@ -55,6 +57,10 @@ mod write;
 
 pub use advertised::{AdvertisedLimit, AdvertisedLimits};
 pub use body::{ErrorBody, ProblemType, ReportedLimit};
+#[cfg(feature = "cache")]
+pub use cache::{
+    CacheKind, SharedUse, cache_policy, clamp_age, normal_request, owned_headers, varying_headers,
+};
 pub use grpc::{grpc_content_type, grpc_status, percent_encoded, write_grpc_status};
 pub use names::DEGRADE;
 pub use quota::Quota;

@@ -1,7 +1,7 @@
 //! What a stored response occupies.
 
+use http::HeaderMap;
 use http::header::CACHE_CONTROL;
-use http::{HeaderMap, HeaderName, HeaderValue};
 
 use super::CacheableGet;
 
@@ -11,19 +11,6 @@ const ENTRY_BYTES: usize = 1_536;
 const HEADER_BYTES: usize = 256;
 /// What a directive of `Cache-Control` occupies in the policy.
 const DIRECTIVE_BYTES: usize = 128;
-
-/// Headers with memory of their own, and none beyond it.
-pub(super) fn copied(headers: &HeaderMap) -> HeaderMap {
-    let mut copies = HeaderMap::with_capacity(headers.keys_len());
-    for (name, value) in headers {
-        let name = HeaderName::from_bytes(name.as_str().as_bytes());
-        if let (Ok(name), Ok(mut copy)) = (name, HeaderValue::from_bytes(value.as_bytes())) {
-            copy.set_sensitive(value.is_sensitive());
-            copies.append(name, copy);
-        }
-    }
-    copies
-}
 
 /// What an entry occupies, except its body. Its policy holds the headers of the request and of the response.
 pub(super) fn of_entry(get: &CacheableGet, response: &HeaderMap) -> usize {
