@@ -79,6 +79,12 @@ pub(crate) enum Command {
     /// sent and nothing is counted. API keys are shown as a prefix and a hash.
     #[command(after_help = EXPLAIN_EXAMPLES)]
     Explain(ExplainArgs),
+    /// Print the limits that clients have to know, for the documentation of your API.
+    ///
+    /// Leaves out limits in shadow mode and those of a canary, which clients need not know, and the conditions and headers by which
+    /// rules tell requests apart.
+    #[command(after_help = LIMITS_EXAMPLES)]
+    Limits(LimitsArgs),
     /// Examine a Redis or Valkey store; say what to change.
     ///
     /// Connects to the servers of a store URL and examines version, role, persistence, eviction policy, latency, clock, cluster
@@ -163,6 +169,11 @@ Examples:
   tidegate explain --config policy.yaml GET /api/v1/search
   tidegate explain --config policy.yaml POST /login -H 'X-API-Key: k' --from 203.0.113.9
   tidegate explain --config policy.yaml GET / --format json | jq '.rules[].name'";
+
+const LIMITS_EXAMPLES: &str = "\
+Examples:
+  tidegate limits --config policy.yaml >> docs/rate-limits.md
+  tidegate limits --config policy.yaml --format json | jq '.limits[].name'";
 
 const DOCTOR_EXAMPLES: &str = "\
 Examples:
@@ -312,6 +323,25 @@ pub(crate) struct ExplainArgs {
 pub(crate) enum Format {
     /// Text
     Human,
+    /// JSON
+    Json,
+}
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct LimitsArgs {
+    /// Policy file.
+    #[arg(long, short, value_name = "FILE")]
+    pub(crate) config: PathBuf,
+    /// Output format.
+    #[arg(long, value_enum, default_value_t = LimitsFormat::Markdown)]
+    pub(crate) format: LimitsFormat,
+}
+
+/// The output format of `tidegate limits`.
+#[derive(Clone, Copy, Debug, ValueEnum)]
+pub(crate) enum LimitsFormat {
+    /// Table
+    Markdown,
     /// JSON
     Json,
 }

@@ -1,10 +1,11 @@
 //! `tidegate explain`: shows how a policy handles a request.
 
 use std::io::Write;
+use std::path::Path;
 
 use anyhow::{Context, anyhow, bail};
 use http::{HeaderMap, HeaderName, HeaderValue};
-use tidegate_policy::{ExplainRequest, Matcher, compile, explain};
+use tidegate_policy::{ExplainRequest, Matcher, Plan, compile, explain};
 use tidegate_store::{Clock, SystemClock};
 
 use crate::args::{ExplainArgs, Format};
@@ -13,16 +14,7 @@ use crate::file::{self, PolicyFolder};
 use crate::print::{write_stderr, write_stdout};
 
 pub(crate) fn run(args: &ExplainArgs) -> anyhow::Result<CommandOutcome> {
-    let file = args.config.display().to_string();
-    let bytes = file::read_policy_or_pipe(&args.config)
-        .map_err(|error| anyhow!("cannot read {file}: {}", file::describe_io_error(&error)))?;
-    let plan = match compile(&file, &bytes, &PolicyFolder::of(&args.config)) {
-        Ok(compiled) => compiled.plan,
-        Err(problems) => {
-            write_stderr(problems);
-            bail!("{file}: invalid policy; fix the problems listed above");
-        }
-    };
+    let plan = read_plan(&args.config)?;
     let headers =
         args.headers.iter().map(|line| parse_header(line)).collect::<anyhow::Result<HeaderMap>>()?;
     let request =
@@ -39,6 +31,20 @@ pub(crate) fn run(args: &ExplainArgs) -> anyhow::Result<CommandOutcome> {
     });
     written.context("cannot write the result")?;
     Ok(CommandOutcome::Success)
+}
+
+/// The plan of a policy. Prints all problems of one that is invalid.
+pub(crate) fn read_plan(path: &Path) -> anyhow::Result<Plan> {
+    let file = path.display().to_string();
+    let bytes = file::read_policy_or_pipe(path)
+        .map_err(|error| anyhow!("cannot read {file}: {}", file::describe_io_error(&error)))?;
+    match compile(&file, &bytes, &PolicyFolder::of(path)) {
+        Ok(compiled) => Ok(compiled.plan),
+        Err(problems) => {
+            write_stderr(problems);
+            bail!("{file}: invalid policy; fix the problems listed above");
+        }
+    }
 }
 
 /// Parses `Name: value`.

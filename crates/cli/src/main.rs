@@ -10,6 +10,7 @@ mod doctor;
 mod exit;
 mod explain;
 mod file;
+mod limits;
 mod print;
 mod serve;
 
@@ -39,6 +40,7 @@ fn run(args: Args) -> anyhow::Result<CommandOutcome> {
         Command::Serve(serve) => serve::run(&serve)?,
         Command::Check(check) => return check::run(&check),
         Command::Explain(explain) => return explain::run(&explain),
+        Command::Limits(limits) => return limits::run(&limits),
         Command::Doctor(doctor) => return doctor::run(&doctor),
         Command::Ban(ban) => return admin::ban(&ban),
         Command::Unban(unban) => return admin::unban(&unban),

@@ -1,5 +1,6 @@
 //! The commands that README.md and the pages in docs/ show, run by a real shell with the real binary.
 
+mod api_users;
 mod links;
 mod pages;
 mod readme;
