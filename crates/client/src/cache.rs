@@ -254,7 +254,7 @@ impl CacheEntry {
     /// A response to `get` that was received at `now`. `head` has memory of its own.
     fn new(get: &CacheableGet, mut head: Response<()>, body: Bytes, now: Timestamp) -> Self {
         clamp_age(head.headers_mut());
-        let policy = Arc::new(cache_policy(&get.request, &head, to_system_time(now), CacheKind::Private));
+        let policy = Arc::new(cache_policy(&get.request, &head, now, CacheKind::Private));
         let size = size::of_entry(get, head.headers()) + body.len();
         let (parts, ()) = head.into_parts();
         Self { policy, status: parts.status, headers: parts.headers, body, size, last_use: 0 }

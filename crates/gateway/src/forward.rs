@@ -14,6 +14,7 @@ use tidegate_store::Store;
 use tidegate_telemetry::AttemptResult;
 
 use crate::act::Degradation;
+use crate::act::cached::has_marked_end;
 use crate::attempt_end::{AttemptFailure, latency_sample, outcome_of, status_cause, upload_error};
 use crate::error::{OpenBreaker, ServeError};
 use crate::http::header_flags::HeaderFlags;
@@ -124,6 +125,8 @@ impl<'e, S: Store + 'static> Exchange<'e, S> {
                 // Boxed because its state would otherwise be part of every request.
                 Box::pin(async {
                     let fallback = fallback.ok_or(ServeError::NoServer)?;
+                    // Its response is not that of the usual upstream.
+                    self.reuse = None;
                     let AttemptContext { caller, permits, .. } = context;
                     let permits = self.admit_fallback(fallback, permits, caller.at).await?;
                     let caller = Caller { key: caller.key.or_random(), ..caller };
@@ -349,7 +352,7 @@ impl<'e, S: Store + 'static> Exchange<'e, S> {
 
     /// The response for the client.
     fn accept(
-        &self,
+        &mut self,
         (response, conn): Answer,
         upgrade: Option<PendingUpgrade>,
         permits: &ExchangePermits,
@@ -365,10 +368,11 @@ impl<'e, S: Store + 'static> Exchange<'e, S> {
         let left = self.deadline.map(|deadline| deadline.remaining(now()).into());
         let body =
             |source| ResponseBody::Upstream(Box::new(ForwardedBody::new(source, conn, min_rate, left)));
+        let has_end = self.reuse.is_some() && has_marked_end(&response);
         let mut response = response.map(body);
         hop_headers::prepare_response(response.headers_mut(), false);
         *response.version_mut() = Version::HTTP_11;
-        Ok(response)
+        Ok(if has_end { self.copied(response) } else { response })
     }
 
     /// Settles the open parts of a charge by the response, or refunds them if no server received the request.

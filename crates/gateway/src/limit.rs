@@ -1,5 +1,6 @@
 //! What the limiter's ruling means for a request: rate-limit headers, the record, waiting, or an error.
 
+use http::Response;
 use tidegate_core::{RecordedDecision, RuleAction, TimeSpan, Timestamp};
 use tidegate_limiter::{Charge, ChargeUse, CheckContext, RefuseRuling, ReportedLimits, Ruling, ServeReason};
 use tidegate_policy::{Facts, Route};
@@ -8,6 +9,7 @@ use tidegate_telemetry::DecisionSink;
 
 use crate::act::{Degradation, PERFORMED};
 use crate::error::{RefusedRequest, ServeError};
+use crate::http::response_body::ResponseBody;
 use crate::service::Exchange;
 use crate::upstream::{StickyKey, UpstreamGroup};
 
@@ -26,6 +28,15 @@ pub(crate) struct AdmittedRequest {
     pub(crate) degradation: Option<Degradation>,
 }
 
+/// What the limits of a request mean for it.
+#[derive(Debug)]
+pub(crate) enum LimitOutcome {
+    /// It is sent to a server.
+    Admitted(AdmittedRequest),
+    /// It gets a response from the memory.
+    Stored(Box<Response<ResponseBody>>),
+}
+
 impl<S: Store + 'static> Exchange<'_, S> {
     /// Checks the limits, and delays the request if its limit requires that. `may_be_refunded` is whether the request can be
     /// rejected afterwards.
@@ -34,7 +45,7 @@ impl<S: Store + 'static> Exchange<'_, S> {
         facts: &Facts<'_>,
         (route, upstream): (&Route, &UpstreamGroup),
         may_be_refunded: bool,
-    ) -> Result<AdmittedRequest, ServeError> {
+    ) -> Result<LimitOutcome, ServeError> {
         let worker = self.worker;
         let now = self.record.start_decision();
         let (mut admitted, delay) = {
@@ -50,6 +61,9 @@ impl<S: Store + 'static> Exchange<'_, S> {
                 Ruling::Refuse(ref refuse) => return Err(self.refusal(refuse, &limits)),
                 Ruling::Act(act) => return Box::pin(self.act(act, (route, upstream), now)).await,
             };
+            if self.reuse.is_some() {
+                self.note_admission(&serve.report, now);
+            }
             let sticky_key = match serve.reason {
                 ServeReason::WithinLimits | ServeReason::StoreFailed => {
                     upstream.sticky_key(|| serve.report.client())
@@ -72,7 +86,7 @@ impl<S: Store + 'static> Exchange<'_, S> {
                 charge.serve();
             }
         }
-        Ok(admitted)
+        Ok(LimitOutcome::Admitted(admitted))
     }
 
     /// Records a decision and writes its headers. `limits` are those of its report.

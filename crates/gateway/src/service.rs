@@ -31,6 +31,7 @@ use tidegate_telemetry::{Log, RequestRecord};
 use tidegate_tower::deadline::Deadline;
 
 use crate::act::Degradation;
+use crate::act::cached::{ResponseReuse, SentTarget};
 use crate::error::{ServeError, rescue};
 use crate::forward::{AttemptContext, OutboundRequest, PendingUpgrade};
 use crate::http::access_log::summarize;
@@ -39,7 +40,7 @@ use crate::http::hop_headers::{self, ConnInfo};
 use crate::http::request_body::UploadHandle;
 use crate::http::response_body::ResponseBody;
 use crate::http::{trace_context, validate};
-use crate::limit::AdmittedRequest;
+use crate::limit::{AdmittedRequest, LimitOutcome};
 use crate::upstream::{Caller, ClientId, ForwardedRequest};
 use crate::worker::{Worker, WorkerSnapshot};
 
@@ -58,6 +59,8 @@ pub(crate) struct Exchange<'e, S> {
     pub(crate) headers: RateLimitHeaders,
     /// How the request is served in a cheaper way, if a limit requires that. The upstream is told.
     pub(crate) degradation: Option<Degradation>,
+    /// What it has to do with the memory of responses, if the policy has one.
+    pub(crate) reuse: Option<Box<ResponseReuse>>,
     /// A server may have received the request, whatever happened to later attempts.
     pub(crate) may_have_arrived: bool,
 }
@@ -101,6 +104,7 @@ impl<'e, S: Store + 'static> Exchange<'e, S> {
             deadline: None,
             headers,
             degradation: None,
+            reuse: None,
             may_have_arrived: false,
         }
     }
@@ -109,6 +113,11 @@ impl<'e, S: Store + 'static> Exchange<'e, S> {
     async fn run(&mut self, request: &mut ReceivedRequest) -> Result<Response<ResponseBody>, ServeError> {
         let snapshot = self.snapshot;
         let parts = &mut request.parts;
+        let sent = snapshot.memory().map(|_| {
+            let (method, uri) = (parts.method.clone(), parts.uri.clone());
+            let has_body = request.body.as_ref().is_some_and(|body| !body.is_end_stream());
+            Box::new(SentTarget { method, uri, has_body })
+        });
         let mut read = self.read(parts)?;
         // A request without a route is not charged.
         let (route, upstream) = read
@@ -116,10 +125,16 @@ impl<'e, S: Store + 'static> Exchange<'e, S> {
             .and_then(|route| Some((route, snapshot.upstream(route)?)))
             .ok_or(RequestError::NoRoute)?;
         self.read_deadline(read.headers)?;
+        if let Some(sent) = sent {
+            self.reuse = self.response_reuse(&sent, &read);
+        }
         // A request that is refused stays charged, so that guesses of keys and tokens are not free.
         let may_be_refunded = read.refused.is_none()
             && (self.deadline.is_some() || route.bulkhead.is_some() || upstream.resilience.can_reject());
-        let admitted = self.limit(&read.facts(), (route, upstream), may_be_refunded).await?;
+        let admitted = match self.limit(&read.facts(), (route, upstream), may_be_refunded).await? {
+            LimitOutcome::Admitted(admitted) => admitted,
+            LimitOutcome::Stored(response) => return Ok(*response),
+        };
         if let Some(refused) = read.refused.take() {
             return Err(RequestError::Headers(*refused).into());
         }
@@ -147,7 +162,11 @@ impl<'e, S: Store + 'static> Exchange<'e, S> {
         let may_have_waited = route.bulkhead.is_some() || upstream.resilience.bulkhead.is_some();
         let caller = Caller { key: sticky_key, client, at };
         let attempts = AttemptContext { upstream, caller, permits, may_have_waited };
+        let change = self.take_change();
         let response = self.send(&mut outbound, attempts, charge.as_mut()).await;
+        if let Some(mut change) = change {
+            change.end(&response);
+        }
         // Without an attempt the charge is unserved, and is refunded here.
         if let Some(charge) = charge.filter(Charge::is_open) {
             Box::pin(self.settle(charge, &response)).await;

@@ -11,6 +11,7 @@ use tidegate_store::Store;
 use tidegate_telemetry::{Exposition, MetricKind, RuleSlots};
 use tidegate_tower::bulkhead::Bulkhead;
 
+use crate::act::cached::PolicyMemory;
 use crate::resource_limits::ResourceLimits;
 use crate::upstream::{Server, UpstreamError, UpstreamGroup, bulkhead};
 use crate::worker::SharedState;
@@ -22,6 +23,8 @@ pub(crate) struct Snapshot {
     upstreams: Vec<UpstreamGroup>,
     /// The bulkheads of routes, in the order of the routes in the plan.
     route_bulkheads: Vec<Option<Bulkhead>>,
+    /// The responses in place of rejections, if a limit has them.
+    memory: Option<PolicyMemory>,
     /// The metric slots of the rules.
     pub(crate) counted: RuleSlots,
     /// Whether the next request with ignored forwarding headers triggers a warning.
@@ -71,7 +74,8 @@ impl Snapshot {
         });
         let route_bulkheads = route_bulkheads.collect();
         let warns_of_ignored_forwarding = AtomicBool::new(warns);
-        Ok(Self { policy, upstreams, route_bulkheads, counted, warns_of_ignored_forwarding })
+        let memory = PolicyMemory::new(plan, previous_snapshot.and_then(Self::memory));
+        Ok(Self { policy, upstreams, route_bulkheads, memory, counted, warns_of_ignored_forwarding })
     }
 
     /// The bulkhead of a route of this policy.
@@ -121,6 +125,10 @@ impl Snapshot {
     /// The upstream that the requests of `route` go to.
     pub(crate) fn upstream(&self, route: &Route) -> Option<&UpstreamGroup> {
         self.upstreams.get(route.upstream)
+    }
+
+    pub(crate) fn memory(&self) -> Option<&PolicyMemory> {
+        self.memory.as_ref()
     }
 
     pub(crate) fn upstreams(&self) -> &[UpstreamGroup] {

@@ -3,7 +3,7 @@
 //! The rules are those of `http-cache-semantics`. What it reads less strictly than a cache must is corrected here: directives in
 //! upper case, headers of several lines, and numbers beyond its range.
 
-use std::time::{Duration, SystemTime};
+use std::time::{Duration, UNIX_EPOCH};
 
 use http::header::{
     AGE, AUTHORIZATION, CACHE_CONTROL, CONTENT_RANGE, COOKIE, Entry, HeaderMap, HeaderName, HeaderValue,
@@ -11,6 +11,7 @@ use http::header::{
 };
 use http::{Request, Response, StatusCode, Uri};
 use http_cache_semantics::{CacheOptions, CachePolicy};
+use tidegate_core::Timestamp;
 
 /// A response that says to be older is taken to be this old: sums of times must not overflow.
 const OLDEST: u64 = u32::MAX as u64;
@@ -29,7 +30,7 @@ pub enum CacheKind {
 pub fn cache_policy(
     request: &Request<()>,
     response: &Response<()>,
-    received: SystemTime,
+    received: Timestamp,
     kind: CacheKind,
 ) -> CachePolicy {
     let options = CacheOptions {
@@ -43,7 +44,11 @@ pub fn cache_policy(
     clamp_age(normal.headers_mut());
     normalize(normal.headers_mut());
     forbid_stale(normal.headers_mut());
-    CachePolicy::new_options(request, &normal, received, options)
+    CachePolicy::new_options(request, &normal, UNIX_EPOCH + since_epoch(received), options)
+}
+
+fn since_epoch(time: Timestamp) -> Duration {
+    Duration::from_micros(time.as_micros())
 }
 
 /// A request as the rules read it. `headers` are lost to the caller.
@@ -77,7 +82,7 @@ impl SharedUse {
     /// How a complete response to a GET may be served; `None` if never. What could be meant for one user is not stored, also if the
     /// rules allow it: responses to requests with credentials or cookies, responses that set cookies, and those that a server must
     /// be asked about each time.
-    pub fn of(request: &Request<()>, response: &Response<()>, received: SystemTime) -> Option<Self> {
+    pub fn of(request: &Request<()>, response: &Response<()>, received: Timestamp) -> Option<Self> {
         let (sent, headers) = (request.headers(), response.headers());
         let is_personal = [AUTHORIZATION, COOKIE].iter().any(|name| sent.contains_key(name))
             || [SET_COOKIE, CONTENT_RANGE, TRAILER].iter().any(|name| headers.contains_key(name));
@@ -97,6 +102,7 @@ impl SharedUse {
             return None;
         }
         let policy = cache_policy(request, response, received, CacheKind::Shared);
+        let received = UNIX_EPOCH + since_epoch(received);
         policy.is_storable().then(|| Self {
             age: policy.age(received),
             fresh_for: policy.time_to_live(received),

@@ -70,7 +70,7 @@ pub use retry_after::{HeaderTarget, RetryAfter, write_retry_after};
 pub use style::{BodyFormat, BodyStyle, HeaderStyle};
 pub use template::{BodyTemplate, TemplateError, TemplateField};
 pub use value_cache::HeaderValueCache;
-pub use write::{HeaderWriter, RateLimitHeaders, is_rejected_by_upstream};
+pub use write::{HeaderWriter, RateLimitHeaders, is_limit_header, is_rejected_by_upstream};
 
 /// The examples of README.md.
 #[cfg(doctest)]

@@ -125,10 +125,13 @@ fn ratelimit_value(reports: &[LimitReport<'_>]) -> HeaderValue {
 /// would contradict them.
 pub fn is_rejected_by_upstream(status: StatusCode, headers: &HeaderMap) -> bool {
     matches!(status, StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE)
-        && headers.keys().any(|name| {
-            let name = name.as_str();
-            name.starts_with("ratelimit") || name.starts_with("x-ratelimit") || name == RETRY_AFTER.as_str()
-        })
+        && headers.keys().any(|name| is_limit_header(name) || name == RETRY_AFTER)
+}
+
+/// Whether a header reports limits, in any style.
+pub fn is_limit_header(name: &HeaderName) -> bool {
+    let name = name.as_str();
+    name.starts_with("ratelimit") || name.starts_with("x-ratelimit")
 }
 
 #[cfg(test)]

@@ -72,6 +72,12 @@ impl<'a> RulingReport<'a> {
         reported
     }
 
+    /// Whether a limit that can reject the request would serve a stored response instead.
+    pub fn has_cached_limit(&self) -> bool {
+        let mut rules = self.rules.rules();
+        rules.any(|(rule, role)| role == Role::Binding && rule.on_exceed.kind() == ActionKind::Cached)
+    }
+
     /// The names of the limits that reject the request.
     pub fn violated(&self) -> impl Iterator<Item = &'a str> {
         let binding = self.rules.rules().enumerate().filter(|(_, (_, role))| *role == Role::Binding);

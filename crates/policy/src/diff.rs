@@ -10,7 +10,7 @@ use crate::plan::{
     AdminPlan, ChargeBasis, Clients, ConcurrencyRule, CounterScope, CustomRule, Mode, NameSource, Plan,
     ResiliencePlan, Rule, RuleCost, RuleMatch, RuleSharing, SentTier, TokenKey, body_text,
 };
-use crate::units::{percent_text, span_text};
+use crate::units::{percent_text, size_text, span_text};
 
 /// One difference between two plans.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -227,21 +227,7 @@ fn settings_changes(mut old: Settings, new: Settings) -> Vec<PolicyChange> {
 /// are left out.
 fn settings(plan: &Plan, other: &Plan) -> Settings {
     let Plan {
-        listen,
-        service,
-        admin,
-        clients,
-        bans,
-        allow,
-        rate_limits,
-        headers,
-        rejection_body,
-        error_body,
-        store,
-        log,
-        traces,
-        reload,
-        ..
+        listen, service, admin, clients, bans, allow, rate_limits, store, log, traces, reload, ..
     } = plan;
     let mut settings = Settings::new();
     let mut set = |key: &str, value: String| {
@@ -266,11 +252,7 @@ fn settings(plan: &Plan, other: &Plan) -> Settings {
     if let Some(allow) = allow {
         set("allow", if allow.is_empty() { "no network".to_owned() } else { describe_networks(allow) });
     }
-    set("headers", headers.iter().map(|style| style.name()).collect::<Vec<_>>().join(", "));
-    set("error_body", error_body.name().to_owned());
-    if *rejection_body != BodyFormat::Style(*error_body) {
-        set("error_body of rejections", body_text(rejection_body));
-    }
+    response_settings(plan, &mut set);
     set("log.access", log.access.to_string());
     set("log.rejected", log.rejected.to_string());
     set("log.to", log.to.to_string());
@@ -285,6 +267,17 @@ fn settings(plan: &Plan, other: &Plan) -> Settings {
     set("clients.tiers.default", default_tier.map(|tier| tier.name.clone()).unwrap_or_default());
     client_settings(clients, &mut set);
     settings
+}
+
+/// Adds what clients are told, and from which memory they are served.
+fn response_settings(plan: &Plan, set: &mut dyn FnMut(&str, String)) {
+    let Plan { headers, cache_memory, rejection_body, error_body, .. } = plan;
+    set("headers", headers.iter().map(|style| style.name()).collect::<Vec<_>>().join(", "));
+    set("cache.memory", size_text(*cache_memory));
+    set("error_body", error_body.name().to_owned());
+    if *rejection_body != BodyFormat::Style(*error_body) {
+        set("error_body of rejections", body_text(rejection_body));
+    }
 }
 
 /// Adds `http`, upstreams and routes.

@@ -37,6 +37,7 @@ mod networks;
 mod path;
 mod plan;
 mod problem;
+mod published;
 mod raw;
 mod render;
 mod request;
@@ -84,6 +85,7 @@ pub use plan::{
     UnderscoreHeaders, UpstreamPlan,
 };
 pub use problem::{Excerpt, Problem, Problems, Severity};
+pub use published::{PublishedLimit, PublishedLimits, published_limits};
 pub use request::{
     HeaderTraits, NormalRequest, ReadOptions, RequestError, RequestHead, check_http1_headers,
     check_transfer_encoding, has_unusual_character, is_proxy_header, trim_value,

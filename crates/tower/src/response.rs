@@ -103,7 +103,7 @@ pub(crate) fn grpc_response<B: Default>(error: &LayerError, styles: &[HeaderStyl
     let (refusal, retry_after) = describe(error);
     let body = refusal.body(retry_after, None);
     let headers = response.headers_mut();
-    headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/grpc"));
+    headers.insert(CONTENT_TYPE, http::HeaderValue::from_static("application/grpc"));
     write_grpc_status(headers, body.status, &body.full_message(), retry_after);
     body.write_retry_after(headers, styles);
     response

@@ -1,18 +1,21 @@
 //! Performs the actions that take the place of rejections.
 
+pub(crate) mod cached;
+
 use tidegate_core::{ActionKind, ActionSet, Timestamp};
 use tidegate_limiter::{ActRuling, ChargeUse};
 use tidegate_policy::{ExceedAction, Route};
 use tidegate_store::Store;
 
 use crate::error::ServeError;
-use crate::limit::AdmittedRequest;
+use crate::limit::{AdmittedRequest, LimitOutcome};
 use crate::service::Exchange;
 use crate::upstream::UpstreamGroup;
 use crate::worker::WorkerSnapshot;
 
 /// The actions that the gateway performs.
-pub(crate) const PERFORMED: ActionSet = ActionSet::of(&[ActionKind::Degrade, ActionKind::Slow]);
+pub(crate) const PERFORMED: ActionSet =
+    ActionSet::of(&[ActionKind::Cached, ActionKind::Degrade, ActionKind::Slow]);
 
 /// How a degraded request is served.
 #[derive(Clone, Copy, Debug)]
@@ -48,8 +51,16 @@ impl<S: Store + 'static> Exchange<'_, S> {
         act: Box<ActRuling<'_>>,
         (route, upstream): (&Route, &UpstreamGroup),
         now: Timestamp,
-    ) -> Result<AdmittedRequest, ServeError> {
+    ) -> Result<LimitOutcome, ServeError> {
         match act.action() {
+            ExceedAction::Cached { max_age } => match self.stored_response(*max_age, now) {
+                Some(response) => {
+                    let limits = act.report.limits();
+                    self.record_decision(&limits, act.recorded(&limits));
+                    Ok(LimitOutcome::Stored(response))
+                }
+                None => Err(self.refuse_action(*act)),
+            },
             ExceedAction::Degrade { upstream: None } => {
                 self.degrade(act, upstream, Degradation::Marked, now).await
             }
@@ -65,7 +76,6 @@ impl<S: Store + 'static> Exchange<'_, S> {
                 }
             }
             ExceedAction::Reject
-            | ExceedAction::Cached { .. }
             | ExceedAction::Wait { .. }
             | ExceedAction::Defer(_)
             | ExceedAction::Slow(_)
@@ -80,7 +90,7 @@ impl<S: Store + 'static> Exchange<'_, S> {
         upstream: &UpstreamGroup,
         degradation: Degradation,
         now: Timestamp,
-    ) -> Result<AdmittedRequest, ServeError> {
+    ) -> Result<LimitOutcome, ServeError> {
         let limits = act.report.limits();
         self.record_decision(&limits, act.recorded(&limits));
         let charge = act.charge(&self.worker.limiter, ChargeUse::Refundable);
@@ -94,7 +104,7 @@ impl<S: Store + 'static> Exchange<'_, S> {
         if !act.delay.is_zero() {
             self.wait(act.delay).await?;
         }
-        Ok(admitted)
+        Ok(LimitOutcome::Admitted(admitted))
     }
 
     /// The refusal of a request whose action cannot be performed.

@@ -9,6 +9,7 @@ use http_body::{Body, Frame, SizeHint};
 use hyper::body::Incoming;
 use tokio::time::{Sleep, sleep};
 
+use crate::act::cached::CopyingBody;
 use crate::resource_limits::MinRate;
 use crate::upstream::{ExchangePermits, PlainBody, PooledConn};
 
@@ -19,6 +20,8 @@ pub(crate) enum ResponseBody {
     Own(Option<Bytes>),
     /// Streamed from an upstream. Boxed because responses are moved often.
     Upstream(Box<ForwardedBody>),
+    /// The same, copied for others.
+    Copying(Box<CopyingBody>),
 }
 
 impl ResponseBody {
@@ -32,10 +35,10 @@ impl ResponseBody {
 
     /// Bounds what is held of a response while the client does not read it.
     pub(crate) fn limit_chunks(&mut self) {
-        if let Self::Upstream(body) = self
-            && let UpstreamBody::Plain(plain) = &mut body.source
-        {
-            plain.limit_chunks();
+        match self {
+            Self::Own(_) => {}
+            Self::Upstream(body) => body.limit_chunks(),
+            Self::Copying(body) => body.limit_chunks(),
         }
     }
 }
@@ -51,20 +54,23 @@ impl Body for ResponseBody {
         match self.get_mut() {
             Self::Own(bytes) => Poll::Ready(bytes.take().map(|bytes| Ok(Frame::data(bytes)))),
             Self::Upstream(body) => body.poll_frame(cx),
+            Self::Copying(body) => body.poll_frame(cx),
         }
     }
 
     fn is_end_stream(&self) -> bool {
         match self {
             Self::Own(bytes) => bytes.is_none(),
-            Self::Upstream(body) => body.source.is_end_stream(),
+            Self::Upstream(body) => body.is_end_stream(),
+            Self::Copying(body) => body.is_end_stream(),
         }
     }
 
     fn size_hint(&self) -> SizeHint {
         match self {
             Self::Own(bytes) => SizeHint::with_exact(bytes.as_ref().map_or(0, |bytes| bytes.len() as u64)),
-            Self::Upstream(body) => body.source.size_hint(),
+            Self::Upstream(body) => body.size_hint(),
+            Self::Copying(body) => body.size_hint(),
         }
     }
 }
@@ -177,7 +183,25 @@ impl ForwardedBody {
         body
     }
 
-    fn poll_frame(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
+    /// Bounds what is held of the body while the client does not read it.
+    pub(crate) fn limit_chunks(&mut self) {
+        if let UpstreamBody::Plain(plain) = &mut self.source {
+            plain.limit_chunks();
+        }
+    }
+
+    pub(crate) fn is_end_stream(&self) -> bool {
+        self.source.is_end_stream()
+    }
+
+    pub(crate) fn size_hint(&self) -> SizeHint {
+        self.source.size_hint()
+    }
+
+    pub(crate) fn poll_frame(
+        &mut self,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
         let frame = match self.source.poll_frame(cx, self.conn.as_mut()) {
             Poll::Ready(frame) => frame,
             Poll::Pending => return self.poll_timers(cx).map(|error| Some(Err(error))),

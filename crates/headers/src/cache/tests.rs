@@ -1,6 +1,6 @@
 use super::*;
 
-const NOW: SystemTime = SystemTime::UNIX_EPOCH;
+const NOW: Timestamp = Timestamp::ZERO;
 
 fn response(headers: &[(&'static str, &str)]) -> Response<()> {
     let mut response = Response::builder();

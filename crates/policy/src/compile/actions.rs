@@ -3,20 +3,36 @@
 use tidegate_core::{ActionKind, Algorithm, Borrow, Coordination, Slowdown, SlowdownError};
 
 use crate::compile::{CompileContext, routing, scalar};
-use crate::language::{CACHED, CREDENTIALS, DEFER, DEGRADE, LEND, ON_EXCEED, SLOWDOWN};
+use crate::language::{CACHE, CACHED, CREDENTIALS, DEFER, DEGRADE, LEND, ON_EXCEED, SLOWDOWN};
 use crate::plan::{DeferAction, DegradedUpstream, ExceedAction, RuleSharing};
-use crate::raw::{Fields, Finding, YamlNode, YamlValue, nearest};
+use crate::raw::{Fields, Finding, NodeRef, YamlNode, YamlValue, nearest};
 use crate::render::quote;
 use crate::units::{self, span_text};
 
 /// What no interface performs yet. Such a limit would reject, so it is a problem.
-const NOT_PERFORMED: [ActionKind; 4] =
-    [ActionKind::Cached, ActionKind::Wait, ActionKind::Defer, ActionKind::Borrow];
+const NOT_PERFORMED: [ActionKind; 3] = [ActionKind::Wait, ActionKind::Defer, ActionKind::Borrow];
+const DEFAULT_CACHE_MEMORY: u64 = 64 << 20;
+const MIN_CACHE_MEMORY: u64 = 1 << 20;
 const DEFAULT_QUEUE: u32 = 10_000;
 const DEFAULT_PER_CLIENT: u32 = 100;
 const DEFAULT_BODY: u64 = 64 << 10;
 const DEFAULT_ATTEMPTS: u32 = 8;
 const DEFAULT_KEEP: tidegate_core::TimeSpan = tidegate_core::TimeSpan::from_secs(86_400);
+
+/// Decodes the memory for responses in place of rejections, in bytes.
+pub(super) fn cache_memory<'s>(fields: &Fields<'_, 's>, context: &mut CompileContext<'s, '_>) -> Option<u64> {
+    let Some(node) = fields.get("cache") else { return Some(DEFAULT_CACHE_MEMORY) };
+    let fields = Fields::open(node, &CACHE, &mut context.report)?;
+    let node = fields.require("memory", &mut context.report)?;
+    let bytes = scalar::size(node, &mut context.report)?;
+    if bytes < MIN_CACHE_MEMORY {
+        let finding = Finding::error(node, "the memory is too small for usual responses");
+        context.report.push(finding.expected("at least 1MiB"));
+        return None;
+    }
+    context.targets.cache = Some(NodeRef::from(node));
+    Some(bytes)
+}
 
 /// Decodes what happens when a limit is exceeded. Returns `None` if it is invalid.
 pub(super) fn on_exceed<'s>(

@@ -258,6 +258,8 @@ pub(crate) struct WarningTargets {
     pub(crate) bans: NodeRef,
     pub(crate) allow: NodeRef,
     pub(crate) store: NodeRef,
+    /// `cache.memory`, if the policy sets it.
+    pub(crate) cache: Option<NodeRef>,
     /// Some keys of `store`, if the policy sets them.
     pub(crate) store_keys: std::collections::HashMap<&'static str, NodeRef>,
 }
@@ -300,15 +302,7 @@ fn decode<'s>(
     context.path_case = plan::loosest_path_case(http, &routes);
     // `clients` refers to tiers and rules refer to identities, so collect the tier names first.
     let tiers = limits::tier_names(fields.get("rate_limits"));
-    let clients = match fields.get("clients") {
-        Some(node) => {
-            // If `clients` cannot be read, do not report identities in rules as not configured.
-            context.configured = ClientKind::NAMED.to_vec();
-            Fields::open(node, &CLIENTS, &mut context.report)
-                .map(|fields| clients::clients(&fields, &tiers, context))
-        }
-        None => Some(Clients::default()),
-    };
+    let clients = clients(&fields, &tiers, context);
     // Rules inherit how nodes share limits.
     let store = store::store(fields.get("store"), context).map(Arc::new);
     context.store.clone_from(&store);
@@ -322,6 +316,7 @@ fn decode<'s>(
     let allow = fields.get("allow").map(|node| allow(node, context));
     let headers = headers(&fields, &mut context.report);
     let error_bodies = rejections::error_bodies(&fields, context);
+    let cache_memory = actions::cache_memory(&fields, context);
     let log = log(&fields, &mut context.report);
     let reload = reload::reload(fields.get("reload"), &mut context.report);
     let traces = fields.get("traces").and_then(|node| telemetry_config::traces(node, &mut context.report));
@@ -341,6 +336,7 @@ fn decode<'s>(
         allow,
         rate_limits: rate_limits?,
         headers,
+        cache_memory: cache_memory?,
         rejection_body: error_bodies.rejections,
         error_body: error_bodies.others,
         store: Arc::unwrap_or_clone(store?),
@@ -350,6 +346,18 @@ fn decode<'s>(
         directory: context.directory.take(),
         reload: reload?,
     })
+}
+
+fn clients<'s>(
+    fields: &Fields<'_, 's>,
+    tiers: &[&str],
+    context: &mut CompileContext<'s, '_>,
+) -> Option<Clients> {
+    let Some(node) = fields.get("clients") else { return Some(Clients::default()) };
+    // If `clients` cannot be read, do not report identities in rules as not configured.
+    context.configured = ClientKind::NAMED.to_vec();
+    let fields = Fields::open(node, &CLIENTS, &mut context.report)?;
+    Some(clients::clients(&fields, tiers, context))
 }
 
 fn bans<'s>(

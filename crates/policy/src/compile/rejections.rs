@@ -93,7 +93,7 @@ fn template<'s>(fields: &Fields<'_, 's>, context: &mut CompileContext<'s, '_>) -
     let given = type_node
         .map(|node| scalar::text(node, "a content type, for example `text/plain`", &mut context.report));
     let node = fields.require("template", &mut context.report)?;
-    let ReferencedFile { name, bytes } = read_file(node, context)?;
+    let ReferencedFile { shown: name, bytes, .. } = read_file(node, context)?;
     let given = match given {
         Some(given) => Some(given?),
         None => content_type(&name),

@@ -118,6 +118,11 @@ impl HeaderRules {
         Self { api_key, cookie, single, proxied, identity, of_rules, unusual, aliases }
     }
 
+    /// All headers that identify the client.
+    pub fn identity_headers(&self) -> &[HeaderName] {
+        &self.identity
+    }
+
     /// Runs all checks and removes the headers that the peer is not allowed to send. `traits` are those of the headers.
     pub(crate) fn apply(
         &self,

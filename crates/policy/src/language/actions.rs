@@ -22,7 +22,7 @@ pub(crate) static ON_EXCEED: Mapping = Mapping {
         PolicyKey::new(
             "cached",
             Object(&CACHED),
-            "Responds with the last complete response to a GET, if it is not too old; otherwise 429.",
+            "Responds with the last complete response to a GET, if it is not too old; otherwise 429. Only in the gateway.",
             "{ for: 60s }",
         ),
         PolicyKey::new(
@@ -56,6 +56,27 @@ pub(crate) static ON_EXCEED: Mapping = Mapping {
             "{ units: 20, repay: 2 }",
         ),
     ],
+};
+
+/// `cache` of the policy.
+pub(super) const CACHE_KEY: PolicyKey = PolicyKey::new(
+    "cache",
+    Object(&CACHE),
+    "The responses that `on_exceed: { cached: … }` serves.",
+    "{ memory: 64MiB }",
+);
+
+pub(crate) static CACHE: Mapping = Mapping {
+    name: "`cache`",
+    path: "cache",
+    doc: "The memory of this process for the responses that `on_exceed: { cached: … }` serves. A reload starts with none of them.",
+    keys: &[PolicyKey::new(
+        "memory",
+        Size,
+        "How much they occupy together, at least 1MiB. A response larger than a sixteenth of it is not stored.",
+        "128MiB",
+    )
+    .default("64MiB")],
 };
 
 pub(crate) static CACHED: Mapping = Mapping {

@@ -15,7 +15,7 @@ mod service;
 mod store;
 mod table;
 
-pub(crate) use actions::{CACHED, DEFER, DEGRADE, LEND, ON_EXCEED, SLOWDOWN};
+pub(crate) use actions::{CACHE, CACHED, DEFER, DEGRADE, LEND, ON_EXCEED, SLOWDOWN};
 pub(crate) use envoy::{ENVOY_DESCRIPTOR, ENVOY_FILE, ENVOY_FLAGS, ENVOY_RATE_LIMIT, ENVOY_REPLACES};
 pub(crate) use limits::{
     AFTER, CANARY, CHARGE, COST, ENDPOINT, GLOBAL, LIMIT, MATCH, PENALTY, RATE_LIMITS, RULE,

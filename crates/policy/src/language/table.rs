@@ -3,6 +3,7 @@
 use tidegate_headers::HeaderStyle;
 
 use super::Shape::{Choice, Count, Duration, Either, List, Named, Object, OneOrMany, Percent, Text};
+use super::actions::CACHE_KEY;
 use super::limits::RATE_LIMITS;
 use super::names::{FILE, HEADER, IDENTITY, KEY_VERIFICATIONS, NETWORK, OFF, PATH};
 use super::rejections::ERROR_BODY_KEY;
@@ -83,6 +84,7 @@ pub(crate) static POLICY: Mapping = Mapping {
             "[x_ratelimit, ratelimit]",
         )
         .default("[x_ratelimit, ratelimit]"),
+        CACHE_KEY,
         ERROR_BODY_KEY,
         PolicyKey::new("log", Object(&LOG), "What is logged, as lines of JSON.", "{ access: 1% }"),
         PolicyKey::new(

@@ -79,6 +79,8 @@ pub struct Plan {
     pub allow: Option<Vec<IpNet>>,
     /// The limits.
     pub rate_limits: RateLimits,
+    /// The memory for responses in place of rejections, in bytes.
+    pub cache_memory: u64,
     /// The rate-limit header styles of responses.
     pub headers: Vec<HeaderStyle>,
     /// The format of the bodies of requests that limits reject.

@@ -9,6 +9,12 @@ use crate::render::quote;
 
 pub(super) fn find(plan: &Plan, targets: &WarningTargets, report: &mut ProblemReport<'_>) {
     let limits = &plan.rate_limits;
+    if let Some(node) = targets.cache
+        && !limits.iter().any(|rule| rule.on_exceed.kind() == ActionKind::Cached)
+    {
+        let finding = Finding::warning(node, "`cache` has no effect: no limit has the action `cached`");
+        report.push(finding.hint("add `on_exceed: { cached: { for: 60s } }` to a limit, or remove `cache`"));
+    }
     let degrades =
         limits.iter().filter(|rule| rule.on_exceed.kind() == ActionKind::Degrade && rule.mode.can_reject());
     for rule in degrades.filter(|rule| !has_limit_above(rule, plan)) {

@@ -22,6 +22,7 @@ static POLICY: LazyLock<String> = LazyLock::new(|| {
         ("marked", "degrade"),
         ("cheaper", "{ degrade: { upstream: cheap } }"),
         ("soft", "{ slow: { from: 0%, max: 1ms } }"),
+        ("stored", "{ cached: { for: 60s } }"),
     ]
     .map(rule)
     .concat();
@@ -70,18 +71,22 @@ fn check_names_the_action_with_its_parameters() {
     let refused = service.check_path("/soft");
     assert_eq!(refused["admitted"], json!(false));
     assert_eq!(refused["action"], json!({ "name": "slow", "max_delay": 0.001 }));
+    service.check_path("/stored");
+    let stored = service.check_path("/stored");
+    assert_eq!((&stored["admitted"], &stored["reason"]), (&json!(false), &json!("rate_limit_exceeded")));
+    assert_eq!(stored["action"], json!({ "name": "cached", "max_age": 60 }));
 }
 
 #[test]
 fn authorize_delays_and_marks_and_rejects_what_needs_another_upstream() {
     let service = TestService::start(&POLICY);
-    for path in ["/marked", "/cheaper", "/soft"] {
+    for path in ["/marked", "/cheaper", "/soft", "/stored"] {
         let passed = service.authorize_path(path);
         assert_eq!((passed.status, passed.header("x-tidegate-degrade")), (200, None), "{path}");
     }
     let marked = service.authorize_path("/marked");
     assert_eq!((marked.status, marked.header("x-tidegate-degrade")), (200, Some("1")));
-    for path in ["/cheaper", "/soft"] {
+    for path in ["/cheaper", "/soft", "/stored"] {
         assert_eq!(service.authorize_path(path).status, 429, "{path}");
     }
 }
@@ -94,6 +99,7 @@ fn rls_marks_by_request_headers_and_names_what_it_does_not_perform() {
         ("marked", "OK", &header, "degrade"),
         ("cheaper", "OVER_LIMIT", &Value::Null, "degrade"),
         ("soft", "OVER_LIMIT", &Value::Null, "slow"),
+        ("stored", "OVER_LIMIT", &Value::Null, "cached"),
     ] {
         let first = service.rls_rule(rule);
         assert_eq!(
@@ -115,7 +121,7 @@ fn rls_marks_by_request_headers_and_names_what_it_does_not_perform() {
 fn resp_reply_is_that_of_a_rejection() {
     let service = TestService::start(&POLICY);
     let mut client = RespClient::connect(&service);
-    for rule in ["marked", "cheaper", "soft"] {
+    for rule in ["marked", "cheaper", "soft", "stored"] {
         let mut first_number = || match client.call(&format!("TIDEGATE.CHECK {rule} ip:192.0.2.1")) {
             Reply::Array(items) => (items.first().cloned(), items.len()),
             other => panic!("{other:?}"),

@@ -282,6 +282,7 @@ rate_limits:
   rules:
     - { name: marked, match: { path: /marked }, per: [ip], requests: 1, window: 1h, algorithm: token_bucket, on_exceed: degrade }
     - { name: cheaper, match: { path: /cheaper }, per: [ip], requests: 1, window: 1h, algorithm: token_bucket, on_exceed: { degrade: { upstream: cheap } } }
+    - { name: stored, match: { path: /stored }, per: [ip], requests: 1, window: 1h, algorithm: token_bucket, on_exceed: { cached: { for: 60s } } }
     - { name: soft, match: { path: /soft }, per: [ip], requests: 1, window: 1h, algorithm: token_bucket, on_exceed: { slow: { from: 0%, max: 10s } } }
 ";
     let active = ActivePolicy::new(compile("policy.yaml", policy, &NoFiles).unwrap().plan);
@@ -300,6 +301,8 @@ rate_limits:
         ("/cheaper", (429, "")),
         ("/soft", (200, "")),
         ("/soft", (429, "")),
+        ("/stored", (200, "")),
+        ("/stored", (429, "")),
     ] {
         let start = clock.now();
         let mut call = request(path, CLIENT);

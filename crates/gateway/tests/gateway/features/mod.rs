@@ -3,6 +3,7 @@
 mod actions;
 mod admission;
 mod balance;
+mod cached;
 mod concurrency_limits;
 mod costs;
 mod delayed_requests;

@@ -1,0 +1,180 @@
+//! Which requests may fill the memory, and be served from it.
+//!
+//! Both have the same condition: a GET without anything that could make its response one for this client only, except what its key
+//! contains. A header that is not listed here could be a credential, or make the server respond in an unusual way for all others
+//! (poisoning), so a request with it takes no part. The key contains the values of all headers that `clients` reads, and of those by
+//! which servers choose a representation, whether they say so in `Vary` or not.
+
+use http::header::{
+    ACCEPT, ACCEPT_CHARSET, ACCEPT_ENCODING, ACCEPT_LANGUAGE, CACHE_CONTROL, CONNECTION, FORWARDED, HOST,
+    HeaderMap, HeaderName, HeaderValue, IF_MODIFIED_SINCE, IF_NONE_MATCH, ORIGIN, PRAGMA, REFERER, TE,
+    UPGRADE_INSECURE_REQUESTS, USER_AGENT,
+};
+use http::{Method, Uri};
+use smallvec::SmallVec;
+use tidegate_core::TimeSpan;
+
+use crate::http::hop_headers::{FORWARDED_FOR, FORWARDED_PROTO, REAL_IP, REQUEST_ID};
+
+/// What the key of a response contains beside those that identify the client.
+const REPRESENTATION: [HeaderName; 5] = [ACCEPT, ACCEPT_CHARSET, ACCEPT_ENCODING, ACCEPT_LANGUAGE, ORIGIN];
+/// What a trusted proxy says about the client.
+const FORWARDING: [HeaderName; 4] = [FORWARDED, FORWARDED_FOR, FORWARDED_PROTO, REAL_IP];
+
+/// A request as the memory of responses sees it.
+#[derive(Debug)]
+pub(crate) struct PlainGet {
+    /// What the response depends on. It may contain an API key.
+    pub(super) key: Box<[u8]>,
+    /// The headers that `key` does not contain, for `Vary`.
+    pub(super) others: HeaderMap,
+    /// The greatest age that the client accepts; `None` if it accepts none.
+    pub(super) max_age: Option<TimeSpan>,
+    /// Whether the response may be stored. That to HEAD has no body.
+    pub(super) is_get: bool,
+}
+
+/// What a request is about, beside its headers.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct RequestTarget<'r> {
+    pub(crate) method: &'r Method,
+    pub(crate) has_body: bool,
+    /// The scheme of the client's connection.
+    pub(crate) scheme: &'r HeaderValue,
+    pub(crate) host: Option<&'r str>,
+    /// The normalized path.
+    pub(crate) path: &'r str,
+    pub(crate) uri: &'r Uri,
+}
+
+/// The headers that tell clients apart.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct ClientHeaders<'r> {
+    /// Those that `clients` reads.
+    pub(crate) identity: &'r [HeaderName],
+    /// Whether the peer is a proxy whose forwarding headers are read.
+    pub(crate) is_trusted: bool,
+}
+
+impl RequestTarget<'_> {
+    /// What is the same for all requests of one resource: host, path and query.
+    pub(crate) fn resource(&self) -> Vec<u8> {
+        let mut bytes = Vec::with_capacity(128);
+        put(&mut bytes, self.host.unwrap_or_default().as_bytes());
+        put(&mut bytes, self.path.as_bytes());
+        put(&mut bytes, self.uri.query().unwrap_or_default().as_bytes());
+        // A query may be empty, which is not the same as none.
+        bytes.push(u8::from(self.uri.query().is_some()));
+        bytes
+    }
+}
+
+impl PlainGet {
+    /// Reads a request; `None` if it takes no part. `epoch` numbers the policy.
+    pub(crate) fn new(
+        target: RequestTarget<'_>,
+        headers: &HeaderMap,
+        clients: ClientHeaders<'_>,
+        epoch: u64,
+    ) -> Option<Self> {
+        let is_get = *target.method == Method::GET;
+        if target.has_body || !(is_get || *target.method == Method::HEAD) {
+            return None;
+        }
+        let mut key = target.resource();
+        key.extend_from_slice(&epoch.to_be_bytes());
+        put(&mut key, target.scheme.as_bytes());
+        let is_keyed = |name: &HeaderName| {
+            // As it was sent: a service may build links with the port.
+            *name == HOST
+                || REPRESENTATION.contains(name)
+                || clients.identity.contains(name)
+                || clients.is_trusted && FORWARDING.contains(name)
+        };
+        let mut others = HeaderMap::new();
+        let mut keyed = SmallVec::<[(&HeaderName, &HeaderValue); 8]>::new();
+        for (name, value) in headers {
+            match name {
+                &http::header::AUTHORIZATION | &http::header::COOKIE => return None,
+                name if is_keyed(name) => keyed.push((name, value)),
+                name if is_neutral(name, value) => drop(others.append(name, value.clone())),
+                _ => return None,
+            }
+        }
+        // The order of different headers says nothing; that of lines of the same header stays.
+        keyed.sort_by_key(|(name, _)| name.as_str());
+        for (name, value) in keyed {
+            put(&mut key, name.as_str().as_bytes());
+            put(&mut key, value.as_bytes());
+        }
+        let max_age = greatest_age(&others);
+        Some(Self { key: key.into(), others, max_age, is_get })
+    }
+}
+
+/// Appends bytes with their length, so that no two lists have the same encoding.
+fn put(key: &mut Vec<u8>, bytes: &[u8]) {
+    key.extend_from_slice(&(bytes.len() as u64).to_be_bytes());
+    key.extend_from_slice(bytes);
+}
+
+/// Whether a header is frequent and says nothing about who sends the request.
+fn is_neutral(name: &HeaderName, value: &HeaderValue) -> bool {
+    match *name {
+        CACHE_CONTROL
+        | IF_MODIFIED_SINCE
+        | IF_NONE_MATCH
+        | PRAGMA
+        | REFERER
+        | UPGRADE_INSECURE_REQUESTS
+        | USER_AGENT => true,
+        // Others name headers that are removed, or ask for another protocol.
+        CONNECTION => ["keep-alive", "close"]
+            .iter()
+            .any(|plain| value.as_bytes().eq_ignore_ascii_case(plain.as_bytes())),
+        TE => value == "trailers",
+        _ => {
+            matches!(
+                name.as_str(),
+                "dnt"
+                    | "priority"
+                    | "traceparent"
+                    | "tracestate"
+                    | "x-correlation-id"
+                    | "x-request-deadline-ms"
+            ) || *name == REQUEST_ID
+                || name.as_str().starts_with("sec-fetch-")
+                || name.as_str().starts_with("sec-ch-ua")
+        }
+    }
+}
+
+/// The greatest age of a response that the client accepts; `None` if it wants one that the server has confirmed. What is not
+/// understood is taken for that.
+fn greatest_age(headers: &HeaderMap) -> Option<TimeSpan> {
+    let mut greatest = TimeSpan::MAX;
+    let values = headers.get_all(CACHE_CONTROL).iter();
+    if !headers.contains_key(CACHE_CONTROL) && headers.contains_key(PRAGMA) {
+        return None;
+    }
+    for value in values {
+        for directive in value.to_str().ok()?.split(',') {
+            let (name, argument) = match directive.split_once('=') {
+                Some((name, argument)) => (name, Some(argument.trim())),
+                None => (directive, None),
+            };
+            match (name.trim().to_ascii_lowercase().as_str(), argument) {
+                ("" | "max-stale" | "no-transform" | "only-if-cached", _) => {}
+                ("max-age", Some(age)) => {
+                    let age = TimeSpan::from_secs(age.parse::<u32>().ok()?.into());
+                    greatest = greatest.min(age);
+                }
+                _ => return None,
+            }
+        }
+    }
+    Some(greatest)
+}
+
+#[cfg(test)]
+mod tests;
