@@ -72,7 +72,7 @@ impl From<Timestamp> for CheckContext {
 
 /// Whether a check charges anything.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Charging {
+pub(crate) enum Charging {
     /// The limits are charged, permits are acquired, violations are recorded.
     On,
     /// Nothing is changed. Lock-outs apply; concurrency limits do not: whether a permit is left is known only when it is taken.
@@ -341,7 +341,7 @@ impl<S: Store + 'static> Limiter<S> {
     }
 
     /// Decides about the request whose checks `find` returns: lock-outs, permits, limits.
-    async fn decide<'a>(
+    pub(crate) async fn decide<'a>(
         &self,
         policy: &'a ActivePolicy,
         CheckContext { now, .. }: CheckContext,

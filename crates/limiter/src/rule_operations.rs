@@ -1,11 +1,13 @@
-//! Operations on one rule for a client that the caller has identified, and checks of limits that the caller supplies.
+//! Operations on rules for clients that the caller has identified, and checks of limits that the caller supplies.
 
 use thiserror::Error;
 use tidegate_core::{Check, Cost, CounterKey, Decision, Refund, Timestamp};
-use tidegate_policy::{ActivePolicy, Scratch};
+use tidegate_policy::{ActivePolicy, Exclusion, RuntimeData, Scratch};
 use tidegate_store::{Store, StoreError};
 
-use crate::limiter::{Limiter, RuleCheck};
+use crate::conclusion::SkipReason;
+use crate::limiter::{Charging, Limiter, RuleCheck};
+use crate::ruling::Ruling;
 
 /// The policy has no rate limit with the name that the caller gave.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
@@ -24,6 +26,36 @@ pub enum RuleError {
 }
 
 impl<S: Store + 'static> Limiter<S> {
+    /// Checks several rules in one decision: all are charged or none is. Each has a client of its own; if one of them is banned,
+    /// so is the whole, and the rules of an exempt one are left out.
+    pub async fn check_rules<'a>(
+        &self,
+        policy: &'a ActivePolicy,
+        checks: &[RuleCheck<'_>],
+        scratch: &'a mut Scratch,
+        now: Timestamp,
+    ) -> Result<Ruling<'a>, UnknownRule> {
+        let bans = self.bans();
+        let runtime = RuntimeData { directory: policy.directory.as_deref(), bans: Some(&bans) };
+        let (mut counted, mut skipped) = (Vec::with_capacity(checks.len()), None);
+        for check in checks {
+            match policy.matcher.exclusion(check.client, runtime, now) {
+                None => counted.push((check.rule, check.client.key(), check.cost)),
+                Some(Exclusion::Banned(_)) => {
+                    skipped = Some(SkipReason::Banned);
+                    break;
+                }
+                Some(Exclusion::Exempt(why)) => skipped = Some(SkipReason::Exempt(why)),
+            }
+        }
+        let found = match skipped {
+            Some(SkipReason::Banned) => Err(SkipReason::Banned),
+            Some(exempt) if counted.is_empty() => Err(exempt),
+            _ => Ok(policy.matcher.match_rules(&counted, scratch).ok_or(UnknownRule)?),
+        };
+        Ok(self.decide(policy, now.into(), Charging::On, move || found).await)
+    }
+
     /// Refunds units of a rule that were charged at `charged`; without it, units that count now. What its counter no longer
     /// contains is not refunded. Returns whether anything was refunded. A leaky bucket gives back only a whole charge, and only
     /// while no later request waits; a log gives back only what was charged at exactly `charged`; if an override has begun or

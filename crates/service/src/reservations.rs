@@ -52,8 +52,8 @@ pub(crate) struct ReservationSlot<'t> {
 /// A reservation until it is committed or expires.
 #[derive(Debug)]
 pub(crate) struct OpenReservation {
-    /// The name of its rule.
-    pub(crate) rule: Box<str>,
+    /// The names of its rules.
+    pub(crate) rules: Box<[Box<str>]>,
     /// The charge; `None` if nothing was charged.
     pub(crate) charge: Option<Charge>,
     /// When it expires.
@@ -95,9 +95,9 @@ impl FromStr for ReservationId {
 }
 
 impl ReservationTable {
-    /// Takes a slot at `now` for a reservation with names of this length; `None` if the table is full.
-    pub(crate) fn slot(&self, (rule, client): (&str, &[u8]), now: Timestamp) -> Option<ReservationSlot<'_>> {
-        let bytes = ENTRY_BYTES + rule.len() + client.len();
+    /// Takes a slot at `now` for a reservation whose rules and clients have names of `names` bytes; `None` if the table is full.
+    pub(crate) fn slot(&self, names: usize, now: Timestamp) -> Option<ReservationSlot<'_>> {
+        let bytes = ENTRY_BYTES.saturating_add(names);
         let mut open = self.lock();
         open.remove_expired(now);
         if open.count >= MAX_RESERVATIONS || bytes > MAX_BYTES - open.bytes {
@@ -108,14 +108,22 @@ impl ReservationTable {
         Some(ReservationSlot { table: self, bytes })
     }
 
-    /// Removes a reservation to commit it; `None` if there is none, or if it has expired.
-    pub(crate) fn take(&self, id: ReservationId, now: Timestamp) -> Option<OpenReservation> {
+    /// Removes a reservation to commit it, unless `check` rejects that; `None` if there is none, or if it has expired.
+    pub(crate) fn take<E>(
+        &self,
+        id: ReservationId,
+        now: Timestamp,
+        check: impl FnOnce(&OpenReservation) -> Result<(), E>,
+    ) -> Option<Result<OpenReservation, E>> {
         let mut open = self.lock();
         open.remove_expired(now);
+        if let Err(error) = check(&open.by_id.get(&id)?.open) {
+            return Some(Err(error));
+        }
         let StoredReservation { open: taken, bytes } = open.by_id.remove(&id)?;
         open.by_expiry.remove(&(taken.expires, id));
         open.release(bytes);
-        Some(taken)
+        Some(Ok(taken))
     }
 
     fn lock(&self) -> MutexGuard<'_, OpenReservations> {
@@ -170,23 +178,35 @@ impl fmt::Debug for ReservationTable {
 mod tests {
     use super::*;
 
+    /// The length of `default` and `bob`.
+    const NAMES: usize = 10;
     const NOW: Timestamp = Timestamp::from_secs(1_000);
 
     fn open(expires: u64) -> OpenReservation {
-        OpenReservation { rule: "default".into(), charge: None, expires: Timestamp::from_secs(expires) }
+        OpenReservation {
+            rules: Box::new(["default".into()]),
+            charge: None,
+            expires: Timestamp::from_secs(expires),
+        }
     }
 
     fn add(table: &ReservationTable, number: u128, expires: u64) {
-        table.slot(("default", b"bob"), NOW).unwrap().open(ReservationId(number), open(expires));
+        table.slot(NAMES, NOW).unwrap().open(ReservationId(number), open(expires));
+    }
+
+    fn take(table: &ReservationTable, number: u128, now: Timestamp) -> Option<OpenReservation> {
+        table.take(ReservationId(number), now, |_| Ok::<_, ()>(())).map(Result::unwrap)
     }
 
     #[test]
     fn reservation_is_taken_once() {
         let table = ReservationTable::default();
         add(&table, 7, 1_060);
-        assert!(table.take(ReservationId(8), NOW).is_none());
-        assert!(table.take(ReservationId(7), NOW).is_some());
-        assert!(table.take(ReservationId(7), NOW).is_none());
+        assert!(take(&table, 8, NOW).is_none());
+        let refused = table.take(ReservationId(7), NOW, |_| Err("several rules"));
+        assert!(refused.is_some_and(|refused| refused.is_err()), "it stays open");
+        assert!(take(&table, 7, NOW).is_some());
+        assert!(take(&table, 7, NOW).is_none());
     }
 
     #[test]
@@ -196,10 +216,10 @@ mod tests {
             add(&table, number, expires);
         }
         let later = Timestamp::from_secs(1_002);
-        assert!(table.take(ReservationId(1), later).is_none());
-        assert!(table.take(ReservationId(3), later).is_none());
+        assert!(take(&table, 1, later).is_none());
+        assert!(take(&table, 3, later).is_none());
         assert_eq!(table.lock().by_id.len(), 1);
-        assert!(table.take(ReservationId(2), later).is_some());
+        assert!(take(&table, 2, later).is_some());
         let open = table.lock();
         assert_eq!((open.count, open.bytes), (0, 0));
     }
@@ -210,21 +230,20 @@ mod tests {
         for number in 0..MAX_RESERVATIONS as u128 {
             add(&table, number, if number == 7 { 1_001 } else { 2_000 });
         }
-        assert!(table.slot(("default", b"bob"), NOW).is_none());
+        assert!(table.slot(NAMES, NOW).is_none());
         let later = Timestamp::from_secs(1_001);
-        let slot = table.slot(("default", b"bob"), later).unwrap();
-        assert!(table.slot(("default", b"bob"), later).is_none(), "a slot that is taken counts");
+        let slot = table.slot(NAMES, later).unwrap();
+        assert!(table.slot(NAMES, later).is_none(), "a slot that is taken counts");
         drop(slot);
-        assert!(table.slot(("default", b"bob"), later).is_some());
+        assert!(table.slot(NAMES, later).is_some());
     }
 
     #[test]
     fn reservation_table_memory_is_bounded() {
         let table = ReservationTable::default();
-        let client = vec![b'x'; 1 << 20];
-        let slots: Vec<_> = std::iter::from_fn(|| table.slot(("default", &client), NOW)).collect();
+        let slots: Vec<_> = std::iter::from_fn(|| table.slot(1 << 20, NOW)).collect();
         assert_eq!(slots.len(), 63);
-        assert!(table.slot(("default", b"bob"), NOW).is_some());
+        assert!(table.slot(NAMES, NOW).is_some());
         drop(slots);
         let open = table.lock();
         assert_eq!((open.count, open.bytes), (0, 0));

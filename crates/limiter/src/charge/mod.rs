@@ -17,7 +17,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use http::HeaderMap;
-use tidegate_core::{Cost, Limit};
+use tidegate_core::{Cost, Limit, RuleId};
 use tidegate_policy::{ActivePolicy, Scratch};
 use tidegate_store::{Store, StoreError};
 
@@ -34,7 +34,7 @@ pub enum ChargeUse {
     Refundable,
     /// Nothing can refuse the request any more. Only the parts whose final cost is set later are kept.
     Served,
-    /// The request has one check, whose final cost the caller sets later: [`Charge::commit`]. Without that it stays charged.
+    /// The caller sets the final costs later: [`Charge::commit`]. Without that it stays charged.
     Committed,
 }
 
@@ -112,14 +112,33 @@ impl Charge {
         }
     }
 
-    /// Sets the final cost of a charge of the rule called `rule`, even if the returned future is dropped: less refunds the rest,
-    /// more charges the difference, even into debt. If the store fails, the charge stays. Returns false if the rest should be
-    /// refunded and the counter contains nothing of it any more: it has drained or its window has ended, the limit has changed
-    /// since or is overridden, the counter was reset, or it is a leaky bucket in which a later request waits.
-    pub async fn commit(mut self, policy: &ActivePolicy, rule: &str, cost: Cost) -> Result<bool, StoreError> {
-        let Some(part) = std::mem::take(&mut self.parts).pop() else { return Ok(true) };
-        let current = current_limit(policy, rule, &part);
-        let settling = tokio::spawn(Arc::clone(&self.store).commit(part, cost, current));
+    /// The rules that were charged, in the order of the checks.
+    pub fn rules(&self) -> impl Iterator<Item = RuleId> {
+        self.parts.iter().map(|part| part.counter.key().rule)
+    }
+
+    /// Sets the final costs of the rules with these names, even if the returned future is dropped: less refunds the rest, more
+    /// charges the difference, even into debt. Other rules stay charged. If the store fails, so does the rest. Returns false if
+    /// the rest of any should be refunded and its counter contains nothing of it any more: it has drained or its window has
+    /// ended, the limit has changed since or is overridden, the counter was reset, or it is a leaky bucket in which a later
+    /// request waits.
+    pub async fn commit(mut self, policy: &ActivePolicy, costs: &[(&str, Cost)]) -> Result<bool, StoreError> {
+        let mut settled = Vec::new();
+        for part in std::mem::take(&mut self.parts) {
+            let rule = part.counter.key().rule;
+            if let Some((name, cost)) = costs.iter().find(|(name, _)| RuleId::named(name) == rule) {
+                let current = current_limit(policy, name, &part);
+                settled.push((part, *cost, current));
+            }
+        }
+        let store = Arc::clone(&self.store);
+        let settling = tokio::spawn(async move {
+            let mut is_refunded = true;
+            for (part, cost, current) in settled {
+                is_refunded &= Arc::clone(&store).commit(part, cost, current).await?;
+            }
+            Ok(is_refunded)
+        });
         // A task that was not run to its end has not settled anything.
         settling.await.unwrap_or_else(|aborted| Err(StoreError::Unavailable(Box::new(aborted))))
     }

@@ -75,11 +75,12 @@ impl ChargedPart {
             }
         }
         // Of a rule in shadow mode too: nothing is charged yet, and the commit charges everything.
-        if usage == ChargeUse::Committed
-            && parts.is_empty()
-            && let Some(check) = report.rules.checks().next().filter(|check| check.cost == Cost::ZERO)
-        {
-            parts.push(Self::new(ChargedCheck { check, charged: decision.at, settlement: None }));
+        if usage == ChargeUse::Committed {
+            for check in report.rules.checks().filter(|check| check.cost == Cost::ZERO) {
+                if parts.iter().all(|part| part.counter.key() != check.key) {
+                    parts.push(Self::new(ChargedCheck { check, charged: decision.at, settlement: None }));
+                }
+            }
         }
         parts
     }

@@ -51,7 +51,7 @@ impl Bench<MemoryStore> {
 
     /// Sets the final cost of a charge of the rule `default`. Returns whether the rest was refunded.
     async fn commit(&self, charge: Charge, cost: u64) -> bool {
-        let committed = charge.commit(&self.limiter.policy(), "default", Cost::new(cost)).await;
+        let committed = charge.commit(&self.limiter.policy(), &[("default", Cost::new(cost))]).await;
         committed.expect("the store works")
     }
 

@@ -91,22 +91,35 @@ impl Matcher {
         cost: Cost,
         scratch: &'a mut Scratch,
     ) -> Option<MatchedRequest<'a>> {
-        let rule_ref = *self.rules_by_name.get(name)?;
+        self.match_rules(&[(name, client, cost)], scratch)
+    }
+
+    /// The checks of rules, each for a client and a cost, to be decided together. `None` if there is no rule with one of the
+    /// names. The client of the first counts as the client of the whole.
+    pub fn match_rules<'a>(
+        &'a self,
+        checks: &[(&str, &[u8], Cost)],
+        scratch: &'a mut Scratch,
+    ) -> Option<MatchedRequest<'a>> {
         let Scratch { bytes, found, applied, .. } = scratch;
         bytes.clear();
         found.clear();
         applied.clear();
-        bytes.extend_from_slice(client);
-        let client = range(0, bytes.len());
-        let counted = if rule_ref.counts_everybody(&self.plan) { (0, 0) } else { client };
-        applied.push(AppliedRule {
-            rule_ref,
-            client: counted,
-            cost,
-            condition_failed: false,
-            cost_is_unknown: false,
-        });
-        Some(MatchedRequest::new(&self.plan, scratch, 1, client, NotLockedOut::default()))
+        for &(name, client, cost) in checks {
+            let rule_ref = *self.rules_by_name.get(name)?;
+            let start = bytes.len();
+            bytes.extend_from_slice(client);
+            let counts_everybody = rule_ref.counts_everybody(&self.plan);
+            applied.push(AppliedRule {
+                rule_ref,
+                client: if counts_everybody { (0, 0) } else { range(start, bytes.len()) },
+                cost,
+                condition_failed: false,
+                cost_is_unknown: false,
+            });
+        }
+        let client = range(0, checks.first().map_or(0, |(_, client, _)| client.len()));
+        Some(MatchedRequest::new(&self.plan, scratch, checks.len(), client, NotLockedOut::default()))
     }
 
     /// Which clients the rule `name` counts together; `None` if there is no such rule.

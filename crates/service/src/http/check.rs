@@ -105,6 +105,26 @@ impl<'b> CheckSubject<'b> {
     }
 }
 
+impl CheckSubject<'_> {
+    /// Decides without actions: the final cost would be that of another way to serve the request.
+    pub(super) async fn reserve<'a, S: Store + 'static>(
+        &self,
+        limiter: &Limiter<S>,
+        policy: &'a ActivePolicy,
+        scratch: &'a mut Scratch,
+        now: Timestamp,
+    ) -> Result<Ruling<'a>, HttpError> {
+        match self {
+            Self::Rule { rule, client, cost } => {
+                let check = RuleCheck { rule, client, cost: *cost };
+                let ruling = limiter.check_rule(policy, check, scratch, now).await;
+                ruling.map_err(|UnknownRule| HttpError::NoRule { rule: rule.to_string() })
+            }
+            Self::Request(request) => Ok(limiter.check(policy, &request.facts(), scratch, now).await),
+        }
+    }
+}
+
 /// The cost of a message; 1 if it has none.
 pub(super) fn checked_cost(cost: Option<u64>) -> Result<Cost, HttpError> {
     match cost.unwrap_or(1) {

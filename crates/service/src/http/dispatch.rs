@@ -14,7 +14,7 @@ use super::error::HttpError;
 use super::local_host::is_local;
 use super::request::{EndpointBody, EndpointRequest, RequestHeaders};
 use super::response::{HttpAnswer, HttpResponse, PendingAnswer};
-use super::{charges, check, original};
+use super::{charges, check, original, reserve};
 use crate::auth;
 use crate::grpc;
 use crate::worker::{ServedPolicy, ServiceWorker};
@@ -159,8 +159,8 @@ async fn answer_message<S: Store + 'static>(
         ServiceEndpoint::Peek => check::peek(call, &body).await,
         ServiceEndpoint::Refund => charges::refund(call, &body).await,
         ServiceEndpoint::Reset => charges::reset(call, &body).await,
-        ServiceEndpoint::Reserve => charges::reserve(call, &body).await,
-        ServiceEndpoint::Commit => charges::commit(call, &body).await,
+        ServiceEndpoint::Reserve => reserve::reserve(call, &body).await,
+        ServiceEndpoint::Commit => reserve::commit(call, &body).await,
         ServiceEndpoint::Json => {
             let (status, json) = grpc::json::handle(call.worker, peer, &body, &mut call.record).await;
             let status = StatusCode::from_u16(status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);

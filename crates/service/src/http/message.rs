@@ -2,6 +2,7 @@
 //! headers, so they have no `Debug` form.
 
 use std::borrow::Cow;
+use std::collections::BTreeMap;
 use std::fmt;
 use std::marker::PhantomData;
 use std::net::IpAddr;
@@ -88,12 +89,18 @@ pub(super) struct ResetMessage<'b> {
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields, remote = "ReserveMessage")]
 pub(super) struct ReserveMessage<'b> {
-    #[serde(borrow)]
-    pub(super) rule: Cow<'b, str>,
+    #[serde(borrow, default)]
+    pub(super) rule: Option<MessageText<'b>>,
     #[serde(borrow, default)]
     pub(super) client: Option<ClientMessage<'b>>,
     #[serde(default, deserialize_with = "whole_number")]
     pub(super) cost: Option<u64>,
+    /// Rules that are decided together, in place of one.
+    #[serde(borrow, default)]
+    pub(super) checks: Option<BatchMessage<'b>>,
+    /// A request whose rules are decided together.
+    #[serde(borrow, default)]
+    pub(super) request: Option<RequestMessage<'b>>,
     /// Seconds.
     #[serde(default, deserialize_with = "whole_number")]
     pub(super) ttl: Option<u64>,
@@ -105,10 +112,16 @@ pub(super) struct ReserveMessage<'b> {
 pub(super) struct CommitMessage<'b> {
     #[serde(borrow)]
     pub(super) reservation: Cow<'b, str>,
-    /// `None` is an error.
-    #[serde(deserialize_with = "whole_number")]
-    pub(super) cost: Option<u64>,
+    #[serde(default, deserialize_with = "stated_number")]
+    pub(super) cost: Option<WholeNumber>,
+    /// The costs of several rules, by name.
+    #[serde(default)]
+    pub(super) costs: Option<BTreeMap<String, WholeNumber>>,
 }
+
+/// A number that is stated; `None` is an error.
+#[derive(Deserialize)]
+pub(super) struct WholeNumber(#[serde(deserialize_with = "whole_number")] pub(super) Option<u64>);
 
 /// Implements `Deserialize` for messages that must be objects. A derived implementation also accepts a list of the values, whose
 /// meaning would depend on the order of the fields here; with `remote` the derive only makes a function.
@@ -173,6 +186,11 @@ impl<'b, 'de: 'b> Deserialize<'de> for BatchMessage<'b> {
 
         deserializer.deserialize_seq(BatchVisitor(PhantomData))
     }
+}
+
+/// A number that is `null` is not one that is missing.
+fn stated_number<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<WholeNumber>, D::Error> {
+    whole_number(deserializer).map(|number| Some(WholeNumber(number)))
 }
 
 /// A number that may be missing. The error says what is expected in words, not as a type of a programming language.

@@ -32,6 +32,7 @@ mod original;
 mod plain;
 mod plain_connection;
 mod request;
+mod reserve;
 mod response;
 mod state;
 

@@ -6,6 +6,7 @@ mod checks;
 mod connections;
 mod errors;
 mod openapi;
+mod reservations;
 mod rule_operations;
 mod snippets;
 
