@@ -31,6 +31,9 @@ pub trait Backend: Send + Sync + 'static {
     /// The state of the store that nodes share; null if there is none.
     fn shared_store(&self) -> Value;
 
+    /// The domains of the Envoy configuration, each with its limits.
+    fn envoy_domains(&self) -> Vec<Value>;
+
     /// The state of each upstream: its servers, breakers, bulkhead and retries.
     fn upstreams(&self) -> Vec<Value>;
 

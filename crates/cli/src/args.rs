@@ -7,8 +7,8 @@ use std::path::PathBuf;
 
 pub(crate) use admin::{
     AdminArgs, BAN_EXAMPLES, BANS_EXAMPLES, BREAKER_EXAMPLES, BackupArgs, BanArgs, BansArgs, BansFormat,
-    BreakerArgs, BreakerVerb, OVERRIDE_EXAMPLES, OverrideArgs, RELOAD_EXAMPLES, RESET_EXAMPLES, ReloadArgs,
-    ResetArgs, StatusArgs, UnbanArgs,
+    BreakerArgs, BreakerVerb, CLIENT_EXAMPLES, ClientArgs, OVERRIDE_EXAMPLES, OverrideArgs, RELOAD_EXAMPLES,
+    RESET_EXAMPLES, ReloadArgs, ResetArgs, StatusArgs, UnbanArgs,
 };
 use clap::{Parser, Subcommand, ValueEnum};
 
@@ -125,6 +125,12 @@ pub(crate) enum Command {
     /// Reset a client's counters.
     #[command(after_help = RESET_EXAMPLES)]
     Reset(ResetArgs),
+    /// Show one client's state: what remains of each limit, lock-outs, bans, overrides.
+    ///
+    /// Shows the client under every rule that counts it, and the lock-outs and overrides of combinations with it. Nothing is
+    /// charged.
+    #[command(after_help = CLIENT_EXAMPLES)]
+    Client(ClientArgs),
     /// Show a running gateway's status: policy, limits, connections, bans, upstreams.
     Status(StatusArgs),
     /// Reload a running gateway's policy.

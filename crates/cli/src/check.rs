@@ -6,7 +6,7 @@ use std::path::Path;
 use anyhow::Context;
 use serde::Serialize;
 use tidegate_core::Timestamp;
-use tidegate_policy::{DescriptorLimit, EnvoyDomain, EnvoyLimits, Problems, compile};
+use tidegate_policy::{Problems, compile};
 use tidegate_store::{Clock, SystemClock};
 
 use crate::args::{CheckArgs, Format};
@@ -14,7 +14,7 @@ use crate::certificate;
 use crate::exit::CommandOutcome;
 use crate::file::{self, PolicyFolder};
 use crate::print::write_stdout;
-use crate::serve::envoy_config::{EnvoyConfig, EnvoyConfigError};
+use crate::serve::envoy_config::{DescriptorReport, DomainReport, EnvoyConfig, EnvoyConfigError, domains};
 
 pub(crate) fn run(args: &CheckArgs) -> anyhow::Result<CommandOutcome> {
     let now = SystemClock::new().now();
@@ -49,41 +49,6 @@ struct CheckReport {
     domains: Option<Vec<DomainReport>>,
 }
 
-/// A domain of an Envoy configuration.
-#[derive(Debug, Serialize)]
-struct DomainReport {
-    domain: String,
-    /// Its limits, by descriptor.
-    limits: Vec<DescriptorReport>,
-}
-
-/// A descriptor that has a limit.
-#[derive(Debug, Serialize)]
-struct DescriptorReport {
-    /// Its keys and values.
-    descriptor: String,
-    /// Its limit, such as `10 per minute`.
-    limit: String,
-    shadow_mode: bool,
-    quota_mode: bool,
-}
-
-impl DomainReport {
-    fn new((name, domain): (&str, &EnvoyDomain)) -> Self {
-        let mut limits: Vec<_> = domain.limits().map(DescriptorReport::new).collect();
-        limits.sort_unstable_by(|one, other| one.descriptor.cmp(&other.descriptor));
-        Self { domain: name.to_owned(), limits }
-    }
-}
-
-impl DescriptorReport {
-    fn new(limit: &DescriptorLimit) -> Self {
-        let rate = limit.rate.map_or_else(|| "unlimited".to_owned(), |rate| rate.to_string());
-        let (shadow_mode, quota_mode) = (limit.is_shadow, limit.is_quota);
-        Self { descriptor: limit.path().to_owned(), limit: rate, shadow_mode, quota_mode }
-    }
-}
-
 fn check_envoy(folder: &Path) -> CheckReport {
     let file = folder.display().to_string();
     match EnvoyConfig::new(folder).check() {
@@ -96,10 +61,6 @@ fn check_envoy(folder: &Path) -> CheckReport {
             CheckReport { file, unreadable: Some(failure.clone()), failure, ..CheckReport::default() }
         }
     }
-}
-
-fn domains(limits: &EnvoyLimits) -> Vec<DomainReport> {
-    limits.iter_domains().map(DomainReport::new).collect()
 }
 
 fn check(path: &Path, now: Timestamp) -> CheckReport {

@@ -48,6 +48,7 @@ fn run(args: Args) -> anyhow::Result<CommandOutcome> {
         Command::Override(replacement) => return admin::override_limit(&replacement),
         Command::Breaker(breaker) => return admin::breaker(&breaker),
         Command::Reset(reset) => return admin::reset(&reset),
+        Command::Client(client) => return admin::client(&client),
         Command::Status(status) => return admin::status(&status),
         Command::Reload(reload) => return admin::reload(&reload),
         Command::Backup(backup) => return admin::backup(&backup),

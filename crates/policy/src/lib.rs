@@ -54,8 +54,8 @@ pub use directory::{Directory, DirectoryError, Grant, LineError, LineProblem};
 pub use endpoints::{DuplicateEndpoint, EndpointPattern, Endpoints, PatternError};
 pub use envoy::{DescriptorLimit, EnvoyDomain, EnvoyFile, EnvoyLimits, EnvoyRate, RateUnit};
 pub use explain::{
-    ExplainRequest, ExplainedClient, ExplainedConcurrency, ExplainedOutcome, ExplainedRoute, ExplainedRule,
-    ExplainedSharing, ExplainedVerdict, Explanation, explain,
+    ExplainRequest, ExplainedCheck, ExplainedClient, ExplainedConcurrency, ExplainedOutcome, ExplainedRoute,
+    ExplainedRule, ExplainedSharing, ExplainedVerdict, Explanation, LiveCounters, explain, explain_live,
 };
 pub use expression::{EvaluationError, Expression, ExpressionError, ExpressionPosition};
 pub use facts::Facts;

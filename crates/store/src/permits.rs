@@ -50,9 +50,8 @@ impl Permits {
         Some(Permit { permits: Arc::clone(self), hash, shared: None })
     }
 
-    /// The permits that `key` uses.
-    #[cfg(test)]
-    fn in_use_by(&self, key: CounterKey<'_>) -> u32 {
+    /// The permits of this node that `key` uses.
+    pub fn in_use_by(&self, key: CounterKey<'_>) -> u32 {
         let hash = self.hasher.hash(&key);
         let count = |part: &HashTable<PermitCount>| {
             part.find(hash, |in_use| in_use.hash == hash).map_or(0, |in_use| in_use.count)

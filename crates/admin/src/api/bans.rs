@@ -13,7 +13,7 @@ use crate::response::{self, ApiError, ApiResponse};
 use crate::server::AdminServer;
 
 /// In place of the name of a rule that the policy no longer has.
-const REMOVED_RULE: &str = "(removed rule)";
+pub(super) const REMOVED_RULE: &str = "(removed rule)";
 
 /// The body of a request that adds a ban.
 #[derive(Deserialize)]

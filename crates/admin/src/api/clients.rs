@@ -8,6 +8,7 @@ use serde_json::json;
 use tidegate_core::{CounterKey, Timestamp};
 use tidegate_policy::{ActivePolicy, ClientName, Exclusion, Plan, Rule, RuleClient};
 
+use super::store_unavailable;
 use crate::backend::Backend;
 use crate::response::{self, ApiError, ApiResponse};
 use crate::server::AdminServer;
@@ -35,7 +36,7 @@ pub(super) async fn reset<R: Backend>(
     let counters = counters(&active, &rules, &key)?;
     for (rule, key) in &counters {
         let result = server.backend.limiter().reset(CounterKey::new(rule.id, key)).await;
-        result.map_err(|error| ApiError::unavailable("store_unavailable", error.to_string()))?;
+        result.map_err(store_unavailable)?;
     }
     let names: Vec<_> = counters.iter().map(|(rule, _)| rule.name.as_str()).collect();
     let client = ClientName::from_key(&key);
@@ -111,7 +112,6 @@ pub(super) fn counters<'p>(
     rules: &[&'p Rule],
     key: &[u8],
 ) -> Result<Vec<(&'p Rule, Vec<u8>)>, ApiError> {
-    const MOST_NAMED: usize = 5;
     let name = ClientName::from_key(key);
     let refuse = |message| Err(ApiError::invalid_field("client", message));
     let exclusion = active.matcher.exclusion(&RuleClient::from_key(key), None, Timestamp::ZERO);
@@ -125,6 +125,17 @@ pub(super) fn counters<'p>(
     if !counters.is_empty() {
         return Ok(counters);
     }
+    let message = match rules {
+        [] => "the policy has no rate limits".to_owned(),
+        [rule] => format!("the rule `{}` does not count {name}", rule.name),
+        _ => format!("no rule counts {name}"),
+    };
+    refuse(message).map_err(|error| error.hint(counted(active, rules)))
+}
+
+/// How an operator names the clients that these rules count.
+pub(super) fn counted(active: &ActivePolicy, rules: &[&Rule]) -> String {
+    const MOST_NAMED: usize = 5;
     let describe =
         |rule: &&Rule| format!("`{}` counts {}", rule.name, active.counted_names(rule).join(" or "));
     let others = match rules.len().saturating_sub(MOST_NAMED) {
@@ -132,12 +143,5 @@ pub(super) fn counters<'p>(
         others => format!("; and {others} more"),
     };
     let counted: Vec<_> = rules.iter().take(MOST_NAMED).map(describe).collect();
-    let message = match rules {
-        [] => "the policy has no rate limits".to_owned(),
-        [rule] => format!("the rule `{}` does not count {name}", rule.name),
-        _ => format!("no rule counts {name}"),
-    };
-    refuse(message).map_err(|error| {
-        error.hint(format!("name a client as the rule counts it: {}{others}", counted.join("; ")))
-    })
+    format!("name a client as the rule counts it: {}{others}", counted.join("; "))
 }

@@ -2,6 +2,7 @@
 
 mod bans;
 mod breakers;
+mod client;
 mod clients;
 mod explain;
 mod overrides;
@@ -13,12 +14,16 @@ use serde::de::DeserializeOwned;
 use serde_json::json;
 use tidegate_core::{TimeSpan, Timestamp};
 use tidegate_policy::{duration, span_text};
+use tidegate_store::StoreError;
 
 use crate::backend::Backend;
 use crate::response::{self, ApiError, ApiResponse};
 use crate::server::AdminServer;
 use crate::state::AdminStateError;
 use status::ReloadBody;
+
+/// The path before the name of a client.
+const CLIENTS: &str = "/v1/clients/";
 
 /// Handles an authorized request.
 pub(crate) async fn handle<R: Backend>(
@@ -47,12 +52,14 @@ pub(crate) async fn handle<R: Backend>(
         ("/v1/breakers", "POST") => breakers::change(server, &parse(body)?),
         ("/v1/reset", "POST") => clients::reset(server, parse(body)?).await,
         ("/v1/top", "GET") => Ok(clients::top(server)),
+        (path, "GET") if path.starts_with(CLIENTS) => client::show(server, &path[CLIENTS.len()..]).await,
+        (path, _) if path.starts_with(CLIENTS) => Err(ApiError::method_not_allowed("GET, HEAD")),
         ("/v1/reload", "POST") => {
             // The body is optional.
             let body = if body.is_empty() { ReloadBody::default() } else { parse(body)? };
             status::reload(server, &body).await
         }
-        ("/v1/explain", "POST") => explain::explain(server, &parse(body)?),
+        ("/v1/explain", "POST") => explain::explain(server, &parse(body)?).await,
         ("/v1/backup", "POST") => status::back_up(server, parse(body)?).await,
         ("/healthz" | "/readyz" | "/metrics" | "/v1/status" | "/v1/top", _) => {
             Err(ApiError::method_not_allowed("GET, HEAD"))
@@ -61,9 +68,14 @@ pub(crate) async fn handle<R: Backend>(
         ("/v1/breakers" | "/v1/reset" | "/v1/reload" | "/v1/explain" | "/v1/backup", _) => Err(ApiError::method_not_allowed("POST")),
         _ => Err(ApiError::new(StatusCode::NOT_FOUND, "not_found", "unknown path").hint(
             "available paths: /healthz, /readyz, /metrics, and below /v1: status, bans, overrides, breakers, reset, \
-             top, reload, explain, backup",
+             clients/NAME, top, reload, explain, backup",
         )),
     }
+}
+
+/// The error of an operation for which the store did not respond.
+fn store_unavailable(error: StoreError) -> ApiError {
+    ApiError::unavailable("store_unavailable", error.to_string())
 }
 
 fn parse<T: DeserializeOwned>(body: &[u8]) -> Result<T, ApiError> {
@@ -114,7 +126,6 @@ fn remaining(until: Timestamp, now: Timestamp) -> String {
 
 impl From<AdminStateError> for ApiError {
     fn from(error: AdminStateError) -> Self {
-        use tidegate_store::StoreError;
         use tidegate_store::durable::DurableError;
         let message = error.to_string();
         match error {

@@ -40,7 +40,7 @@ pub(super) struct RemoveOverrideRequest {
 
 /// An override in a response.
 #[derive(Serialize)]
-struct OverrideView {
+pub(super) struct OverrideView {
     client: ClientName,
     rule: String,
     requests: u64,
@@ -58,7 +58,7 @@ struct OverrideView {
 }
 
 impl OverrideView {
-    fn new(key: &OverrideKey, replacement: &OverrideRecord, now: Timestamp) -> Self {
+    pub(super) fn new(key: &OverrideKey, replacement: &OverrideRecord, now: Timestamp) -> Self {
         Self {
             client: ClientName::from_key(&key.client),
             rule: key.rule.clone(),

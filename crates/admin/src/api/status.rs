@@ -26,8 +26,10 @@ pub(super) async fn status<R: Backend>(server: &AdminServer<R>) -> ApiResponse {
     let backend = &server.backend;
     let active = backend.limiter().policy();
     let plan = active.matcher.plan();
-    let rules: Vec<_> =
-        plan.rate_limits.iter().map(|rule| json!({ "name": rule.name, "limit": rule.describe() })).collect();
+    let limits = &plan.rate_limits;
+    let rates = limits.iter().map(|rule| json!({ "name": rule.name, "limit": rule.describe() }));
+    let permits = limits.concurrent.iter().map(|rule| json!({ "name": rule.name, "limit": rule.describe() }));
+    let rules: Vec<_> = rates.chain(permits).collect();
     response::json(
         StatusCode::OK,
         &json!({
@@ -41,6 +43,7 @@ pub(super) async fn status<R: Backend>(server: &AdminServer<R>) -> ApiResponse {
             "durable": server.state.path(),
             "store": backend.shared_store(),
             "rules": rules,
+            "domains": backend.envoy_domains(),
             "upstreams": backend.upstreams(),
             "routes": backend.routes(),
         }),

@@ -1,7 +1,8 @@
 //! Commands that call the admin API of a running gateway: `ban`, `unban`, `bans`, `override`, `breaker`,
-//! `reset`, `status`, `reload`, `backup`.
+//! `reset`, `client`, `status`, `reload`, `backup`.
 
 mod client;
+mod client_state;
 mod nft;
 mod status;
 mod table;
@@ -15,8 +16,8 @@ use tidegate_core::{TimeSpan, is_visible};
 use tidegate_policy::span_text;
 
 use crate::args::{
-    BackupArgs, BanArgs, BansArgs, BansFormat, BreakerArgs, BreakerVerb, Format, OverrideArgs, ReloadArgs,
-    ResetArgs, StatusArgs, UnbanArgs,
+    BackupArgs, BanArgs, BansArgs, BansFormat, BreakerArgs, BreakerVerb, ClientArgs, Format, OverrideArgs,
+    ReloadArgs, ResetArgs, StatusArgs, UnbanArgs,
 };
 use crate::exit::CommandOutcome;
 use crate::print::write_stdout;
@@ -158,6 +159,18 @@ pub(crate) fn reset(args: &ResetArgs) -> anyhow::Result<CommandOutcome> {
         let rules: Vec<_> = items(&done["rules"]).filter_map(Value::as_str).collect();
         format!("counters reset: {} (rules: {})\n", text(done, "client"), rules.join(", "))
     })
+}
+
+pub(crate) fn client(args: &ClientArgs) -> anyhow::Result<CommandOutcome> {
+    // Everything but letters and digits is encoded: a name may contain any character.
+    let encode = |byte: u8| match byte {
+        byte if byte.is_ascii_alphanumeric() => char::from(byte).to_string(),
+        byte => format!("%{byte:02X}"),
+    };
+    let name: String = args.client.bytes().map(encode).collect();
+    let path = format!("/v1/clients/{name}");
+    let shown = AdminClient::from_args(&args.admin)?.send(&Method::GET, &path, None)?;
+    print_result(args.format, &shown, client_state::format)
 }
 
 pub(crate) fn status(args: &StatusArgs) -> anyhow::Result<CommandOutcome> {

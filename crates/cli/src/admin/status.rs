@@ -49,6 +49,16 @@ pub(super) fn format(status: &Value) -> String {
     for rule in items(&status["rules"]) {
         lines.push(format!("  limit        {}: {}\n", text(rule, "name"), text(rule, "limit")));
     }
+    for domain in items(&status["domains"]) {
+        let name = text(domain, "domain");
+        for limit in items(&domain["limits"]) {
+            lines.push(format!(
+                "  limit        {name}/{}: {}\n",
+                text(limit, "descriptor"),
+                text(limit, "limit")
+            ));
+        }
+    }
     lines.concat()
 }
 

@@ -36,6 +36,11 @@ Examples:
   tidegate reset --config policy.yaml user:bob
   tidegate reset --config policy.yaml ip:203.0.113.7 --rule login";
 
+pub(crate) const CLIENT_EXAMPLES: &str = "\
+Examples:
+  tidegate client --config policy.yaml ip:203.0.113.7
+  tidegate client --config policy.yaml user:bob --format json | jq .rules";
+
 pub(crate) const RELOAD_EXAMPLES: &str = "\
 Examples:
   tidegate reload --config policy.yaml
@@ -176,6 +181,18 @@ pub(crate) struct ResetArgs {
     /// Name of the rule. Default: all rules.
     #[arg(long, value_name = "NAME")]
     pub(crate) rule: Option<String>,
+    /// Output format.
+    #[arg(long, value_enum, default_value_t = Format::Human)]
+    pub(crate) format: Format,
+    #[command(flatten)]
+    pub(crate) admin: AdminArgs,
+}
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct ClientArgs {
+    /// Client: ip:203.0.113.7, user:bob, `api_key:KEY`, or a combination: ip:203.0.113.7+user:bob.
+    #[arg(value_name = "CLIENT")]
+    pub(crate) client: String,
     /// Output format.
     #[arg(long, value_enum, default_value_t = Format::Human)]
     pub(crate) format: Format,

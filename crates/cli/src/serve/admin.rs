@@ -20,6 +20,7 @@ use tidegate_telemetry::{Exposition, MetricKind, MetricsReader};
 use tokio::sync::{mpsc, oneshot, watch};
 
 use super::certificates::Certificates;
+use super::envoy_config::EnvoyConfig;
 use super::reload_results::ReloadResults;
 use super::source::{PolicyOrigin, PolicySource};
 use super::state::{self, DurableState, TokenLocation};
@@ -42,6 +43,7 @@ pub(crate) struct AdminBackend {
     certificates: Arc<Certificates>,
     source: String,
     policy_file: Option<PathBuf>,
+    envoy: Option<Arc<EnvoyConfig>>,
     reloads: mpsc::Sender<ReloadRequest>,
     reload_results: Arc<ReloadResults>,
     is_ready: AtomicBool,
@@ -52,6 +54,7 @@ impl AdminBackend {
         gateway: Arc<Gateway<SelectedStore>>,
         source: &PolicySource,
         certificates: Arc<Certificates>,
+        envoy: Option<Arc<EnvoyConfig>>,
     ) -> (Arc<Self>, mpsc::Receiver<ReloadRequest>) {
         let (reloads, reload_requests) = mpsc::channel(8);
         let policy_file = source.file().and_then(|file| std::path::absolute(file).ok());
@@ -62,7 +65,8 @@ impl AdminBackend {
         };
         let started = gateway.limiter().clock().now();
         let (reload_results, is_ready) = (Arc::new(ReloadResults::new(started)), AtomicBool::new(true));
-        let backend = Self { gateway, certificates, source, policy_file, reloads, reload_results, is_ready };
+        let backend =
+            Self { gateway, certificates, source, policy_file, envoy, reloads, reload_results, is_ready };
         (Arc::new(backend), reload_requests)
     }
 
@@ -119,6 +123,11 @@ impl Backend for AdminBackend {
 
     fn shared_store(&self) -> Value {
         self.limiter().store().status()
+    }
+
+    fn envoy_domains(&self) -> Vec<Value> {
+        let domains = self.envoy.iter().flat_map(|envoy| envoy.domains());
+        domains.filter_map(|domain| serde_json::to_value(domain).ok()).collect()
     }
 
     fn upstreams(&self) -> Vec<Value> {

@@ -2,9 +2,11 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
 
 use anyhow::bail;
-use tidegate_policy::{EnvoyFile, EnvoyLimits, Plan, Problems};
+use serde::Serialize;
+use tidegate_policy::{DescriptorLimit, EnvoyDomain, EnvoyFile, EnvoyLimits, Plan, Problems};
 use tidegate_service::Service;
 use tidegate_store::StoreError;
 use tidegate_telemetry::details;
@@ -28,6 +30,8 @@ const NEW_FILE: &str = ".new-file";
 #[derive(Debug)]
 pub(crate) struct EnvoyConfig {
     folder: PathBuf,
+    /// The domains of the active configuration.
+    active: Mutex<Vec<DomainReport>>,
 }
 
 /// Why a configuration cannot be used.
@@ -57,7 +61,19 @@ pub(crate) fn relevant_warnings(has_envoy_config: bool, warnings: Problems) -> P
 
 impl EnvoyConfig {
     pub(crate) fn new(folder: &Path) -> Self {
-        Self { folder: folder.to_owned() }
+        Self { folder: folder.to_owned(), active: Mutex::default() }
+    }
+
+    /// The domains of the active configuration.
+    pub(crate) fn domains(&self) -> Vec<DomainReport> {
+        self.active.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    fn apply(&self, service: &Service<SelectedStore>, limits: EnvoyLimits) -> Result<(), StoreError> {
+        let domains = domains(&limits);
+        service.apply_envoy_limits(limits)?;
+        *self.active.lock().unwrap_or_else(PoisonError::into_inner) = domains;
+        Ok(())
     }
 
     /// Loads the configuration at the start of the process. Returns the files to watch.
@@ -74,7 +90,7 @@ impl EnvoyConfig {
         let mut files = Vec::new();
         let applied = self.compile(&mut files).and_then(|limits| {
             self.warn(&limits);
-            Ok(service.apply_envoy_limits(limits)?)
+            Ok(self.apply(service, limits)?)
         });
         match applied {
             Ok(()) => Ok(files),
@@ -112,7 +128,7 @@ impl EnvoyConfig {
         limits: EnvoyLimits,
     ) -> Result<(), String> {
         self.warn(&limits);
-        service.apply_envoy_limits(limits).map_err(|error| self.log_failure(&error.into()))?;
+        self.apply(service, limits).map_err(|error| self.log_failure(&error.into()))?;
         tracing::info!(event = "reloaded", "{} reloaded", self.folder.display());
         Ok(())
     }
@@ -176,6 +192,46 @@ impl EnvoyConfig {
         };
         files.into_iter().map(read).collect()
     }
+}
+
+/// A domain of an Envoy configuration.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct DomainReport {
+    pub(crate) domain: String,
+    /// Its limits, by descriptor.
+    pub(crate) limits: Vec<DescriptorReport>,
+}
+
+/// A descriptor that has a limit.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct DescriptorReport {
+    /// Its keys and values.
+    pub(crate) descriptor: String,
+    /// Its limit, such as `10 per minute`.
+    pub(crate) limit: String,
+    pub(crate) shadow_mode: bool,
+    pub(crate) quota_mode: bool,
+}
+
+impl DomainReport {
+    fn new((name, domain): (&str, &EnvoyDomain)) -> Self {
+        let mut limits: Vec<_> = domain.limits().map(DescriptorReport::new).collect();
+        limits.sort_unstable_by(|one, other| one.descriptor.cmp(&other.descriptor));
+        Self { domain: name.to_owned(), limits }
+    }
+}
+
+impl DescriptorReport {
+    fn new(limit: &DescriptorLimit) -> Self {
+        let rate = limit.rate.map_or_else(|| "unlimited".to_owned(), |rate| rate.to_string());
+        let (shadow_mode, quota_mode) = (limit.is_shadow, limit.is_quota);
+        Self { descriptor: limit.path().to_owned(), limit: rate, shadow_mode, quota_mode }
+    }
+}
+
+/// The domains of a configuration, in the order of their names.
+pub(crate) fn domains(limits: &EnvoyLimits) -> Vec<DomainReport> {
+    limits.iter_domains().map(DomainReport::new).collect()
 }
 
 #[cfg(test)]

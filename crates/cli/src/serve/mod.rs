@@ -43,7 +43,7 @@ use crate::print::{write_stderr, write_stdout};
 use activation::InheritedSockets;
 use admin::{AdminBackend, AdminHandle, AdminListener, AdminSetup};
 use certificates::Certificates;
-use envoy_config::EnvoyConfig;
+use envoy_config::{DomainReport, EnvoyConfig};
 use file_watcher::{FileStamp, FileWatcher};
 use listeners::ListenerConfigError;
 use logging::{Logging, log_warnings};
@@ -119,7 +119,8 @@ fn serve(
     }
     let gateway = Gateway::builder(limiter).resource_limits(resource_limits).telemetry(telemetry);
     let gateway = Arc::new(gateway.build()?);
-    let (backend, reloads) = AdminBackend::new(Arc::clone(&gateway), source, Arc::clone(&certificates));
+    let (backend, reloads) =
+        AdminBackend::new(Arc::clone(&gateway), source, Arc::clone(&certificates), envoy.clone());
     // Restore bans before the first request is accepted.
     let admin_state = runtime.block_on(backend.restore(Arc::clone(&clock), state))?;
     runtime.spawn(Arc::clone(&admin_state).persist_penalties());
@@ -141,6 +142,8 @@ fn serve(
         events.successor = Some(takeover::listen_for_successor(path, sockets, Arc::clone(&admin_state))?);
     }
     let admin = admin_listener.map(|listener| listener.start(&backend, &admin_state)).transpose()?;
+    let domains = envoy.as_ref().map(|envoy| envoy.domains()).unwrap_or_default();
+    let notice = format_domains(&domains) + &notice;
     announce(source, &format_urls(&listeners, &service_listeners), &plan, &notice);
     let envoy = envoy.as_ref().map(|config| (config, &service));
     let targets = ReloadTargets { gateway: &gateway, certificates: &certificates, envoy };
@@ -257,12 +260,32 @@ fn format_urls(listeners: &[Listener], service: &[ServiceListener]) -> String {
     gateway.chain(service).map(url).collect::<Vec<_>>().join(", ")
 }
 
+/// The domains of an Envoy configuration with their limits, for the start message.
+fn format_domains(domains: &[DomainReport]) -> String {
+    const MOST_SHOWN: usize = 20;
+    let format_limits = |DomainReport { domain, limits }: &DomainReport| {
+        let shown = limits.iter().take(MOST_SHOWN);
+        let shown =
+            shown.map(|limit| format!("  limit      {domain}/{}: {}\n", limit.descriptor, limit.limit));
+        let rest = match limits.len().saturating_sub(MOST_SHOWN) {
+            0 => String::new(),
+            rest => format!("  limit      {domain}: {rest} more\n"),
+        };
+        let none =
+            if limits.is_empty() { format!("  domain     {domain}: no limits\n") } else { String::new() };
+        shown.collect::<String>() + &rest + &none
+    };
+    domains.iter().map(format_limits).collect()
+}
+
 fn start_message(source: &PolicySource, urls: &str, plan: &Plan, admin: &str) -> String {
     let url = urls.split(", ").next().unwrap_or_default();
     let limits: Vec<_> = plan
         .rate_limits
         .iter()
-        .map(|rule| format!("  limit      {}: {}\n", rule.name, rule.describe()))
+        .map(|rule| (&rule.name, rule.describe()))
+        .chain(plan.rate_limits.concurrent.iter().map(|rule| (&rule.name, rule.describe())))
+        .map(|(name, limit)| format!("  limit      {name}: {limit}\n"))
         .collect();
     let limits = limits.concat();
     let warning = if plan.clients.accepts_unverified_keys {

@@ -1,7 +1,7 @@
 //! Explains how a policy handles a request, as data and as text.
 //!
-//! All counters are assumed to be unused, so the result depends only on the policy and the request. The request is
-//! checked, routed and matched by the same code as in the gateway.
+//! All counters are assumed to be unused, so the result depends only on the policy and the request, unless the caller supplies
+//! their state ([`LiveCounters`]). The request is checked, routed and matched by the same code as in the gateway.
 
 mod client;
 mod empty_ledger;
@@ -12,7 +12,7 @@ use std::net::IpAddr;
 use http::header::{Entry, HOST, HeaderValue};
 use http::{HeaderMap, Method, Uri, Version};
 use serde::{Serialize, Serializer};
-use tidegate_core::{Check, Outcome, Role, Timestamp, Verdict};
+use tidegate_core::{Check, Cost, Decision, Limit, Outcome, OwnedKey, Role, TimeSpan, Timestamp, Verdict};
 
 use crate::facts::Facts;
 use crate::identity::{ClientName, HeaderError};
@@ -70,6 +70,38 @@ pub struct Explanation {
     /// The index in `rules` of the rule that single-valued headers report.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub tightest: Option<usize>,
+    /// The checks of `rules`, for a caller that looks at their counters.
+    #[serde(skip)]
+    pub checks: Vec<ExplainedCheck>,
+}
+
+/// A check that a request causes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ExplainedCheck {
+    /// The counter.
+    pub key: OwnedKey,
+    /// The limit.
+    pub limit: Limit,
+    /// The cost.
+    pub cost: Cost,
+    /// Whether it can reject the request.
+    pub role: Role,
+}
+
+impl ExplainedCheck {
+    /// The check.
+    pub fn as_check(&self) -> Check<'_> {
+        Check::new(self.key.as_key(), &self.limit).cost(self.cost).role(self.role)
+    }
+}
+
+/// The state of the counters of a request.
+#[derive(Clone, Debug)]
+pub struct LiveCounters {
+    /// What the store would decide about [`Explanation::checks`].
+    pub decision: Decision,
+    /// The checks whose client is locked out, and for how long.
+    pub lock_outs: Vec<(usize, TimeSpan)>,
 }
 
 /// The route of a request.
@@ -122,6 +154,13 @@ pub enum ExplainedVerdict {
     LimitExceeded {
         /// The rule that rejects it.
         by: String,
+    },
+    /// The request is rejected with 429, because the client is locked out.
+    LockedOut {
+        /// The rule that locked it out.
+        by: String,
+        /// For how long it still does.
+        left: String,
     },
 }
 
@@ -240,7 +279,17 @@ pub fn explain<'a>(
     runtime: impl Into<RuntimeData<'a>>,
     now: Timestamp,
 ) -> Explanation {
-    let explainer = Explainer { matcher, request: *request, runtime: runtime.into(), now };
+    explain_live(matcher, request, (runtime.into(), now), None)
+}
+
+/// Explains like [`explain`], with the state of the counters if it is known. A state of other checks is not used.
+pub fn explain_live<'a>(
+    matcher: &'a Matcher,
+    request: &ExplainRequest<'a>,
+    (runtime, now): (RuntimeData<'a>, Timestamp),
+    live: Option<&LiveCounters>,
+) -> Explanation {
+    let explainer = Explainer { matcher, request: *request, runtime, now, live };
     explainer.explain().unwrap_or_else(|verdict| explainer.unreadable(verdict))
 }
 
@@ -250,6 +299,7 @@ struct Explainer<'e> {
     request: ExplainRequest<'e>,
     runtime: RuntimeData<'e>,
     now: Timestamp,
+    live: Option<&'e LiveCounters>,
 }
 
 impl ExplainedVerdict {
@@ -313,6 +363,7 @@ impl Explainer<'_> {
             rules: Vec::new(),
             concurrency_checks: Vec::new(),
             tightest: None,
+            checks: Vec::new(),
         }
     }
 
@@ -328,7 +379,7 @@ impl Explainer<'_> {
         let mut readings = Readings::default();
         readings.set(facts.path, self.matcher.path_case(&facts));
         let mut scratch = Scratch::default();
-        let mut concurrency_checks = Vec::new();
+        let (mut concurrency_checks, mut checks) = (Vec::new(), Vec::new());
         let (mut verdict, rules, tightest) =
             match self.matcher.admit(&facts, self.runtime, self.now, &mut scratch) {
                 Admission::Exempt { why } => (ExplainedVerdict::exempt(why), Vec::new(), None),
@@ -336,7 +387,12 @@ impl Explainer<'_> {
                 Admission::Checked(matched) => {
                     concurrency_checks
                         .extend(matched.concurrency_checks().map(|check| ExplainedConcurrency::new(&check)));
-                    explain_checks(&matched, self.now)
+                    let owned = |check: &Check<'_>| {
+                        let Check { key, limit, cost, role } = *check;
+                        ExplainedCheck { key: key.into(), limit: *limit, cost, role }
+                    };
+                    checks.extend(matched.checks().iter().map(owned));
+                    explain_checks(&matched, self.now, self.live)
                 }
             };
         // As in the gateway: the limits come first.
@@ -356,6 +412,7 @@ impl Explainer<'_> {
             rules,
             concurrency_checks,
             tightest,
+            checks,
         }
     }
 }
@@ -384,8 +441,11 @@ impl ExplainedRoute {
 fn explain_checks(
     matched: &MatchedRequest<'_>,
     now: Timestamp,
+    live: Option<&LiveCounters>,
 ) -> (ExplainedVerdict, Vec<ExplainedRule>, Option<usize>) {
-    let decision = empty_ledger::decide(matched.checks(), now);
+    let live = live.filter(|live| live.decision.outcomes.len() == matched.checks().len());
+    let decision =
+        live.map_or_else(|| empty_ledger::decide(matched.checks(), now), |live| live.decision.clone());
     let failed: Vec<_> = matched.failed_conditions().map(|rule| rule.id).collect();
     let checks = matched.checks().iter().zip(matched.rules()).zip(&decision.outcomes);
     let rules = checks
@@ -398,9 +458,14 @@ fn explain_checks(
         })
         .collect();
     let rejecting_rule = decision.rejected_by.and_then(|index| matched.applied().rule(index));
-    let verdict = match rejecting_rule {
-        Some(rule) => ExplainedVerdict::LimitExceeded { by: rule.name.clone() },
-        None => ExplainedVerdict::Admitted,
+    let longest = live.and_then(|live| live.lock_outs.iter().max_by_key(|(_, left)| *left));
+    let lock_out = longest.and_then(|(index, left)| Some((matched.applied().rule(*index)?, *left)));
+    let verdict = match (lock_out, rejecting_rule) {
+        (Some((rule, left)), _) => {
+            ExplainedVerdict::LockedOut { by: rule.name.clone(), left: span_text(left) }
+        }
+        (None, Some(rule)) => ExplainedVerdict::LimitExceeded { by: rule.name.clone() },
+        (None, None) => ExplainedVerdict::Admitted,
     };
     (verdict, rules, matched.tightest(&decision))
 }

@@ -17,6 +17,7 @@ impl fmt::Display for Explanation {
             rules,
             concurrency_checks,
             tightest,
+            checks: _,
         } = self;
         writeln!(
             f,
@@ -61,6 +62,9 @@ impl fmt::Display for Explanation {
             }
             ExplainedVerdict::Admitted => writeln!(f, "verdict   admitted, assuming no earlier requests"),
             ExplainedVerdict::LimitExceeded { by } => writeln!(f, "verdict   429: limit `{by}` exceeded"),
+            ExplainedVerdict::LockedOut { by, left } => {
+                writeln!(f, "verdict   429: locked out by `{by}` for {left}")
+            }
         }
     }
 }

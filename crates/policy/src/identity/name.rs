@@ -156,6 +156,14 @@ impl ClientName {
         all && named.next().is_none()
     }
 
+    /// Whether the counter key `key` is of this client, alone or together with other identities.
+    pub fn is_part_of(&self, key: &[u8]) -> bool {
+        let has = |part: &NamePart| {
+            parts(key).any(|(kind, bytes)| part.kind == kind && part.value.is_of(kind, bytes))
+        };
+        !self.parts.is_empty() && self.parts.iter().all(has)
+    }
+
     /// The counter key of this client; `None` if the name has only a hash.
     pub fn key(&self, identities: &Identities) -> Option<Vec<u8>> {
         let mut key = Vec::new();

@@ -8,7 +8,7 @@ use smallvec::SmallVec;
 use super::ActivePolicy;
 use super::matched::RuleRef;
 use crate::identity::{ClientKind, append, parts};
-use crate::plan::{CounterScope, Rule};
+use crate::plan::{ConcurrencyRule, CounterScope, Rule};
 
 /// An identity in a counter key.
 type KeyPart<'k> = (ClientKind, &'k [u8]);
@@ -18,8 +18,17 @@ impl ActivePolicy {
     /// `None` if no request of such a client is counted there: neither one that the gateway reads, nor one for which a caller
     /// of the decision service names the client.
     pub fn named_counter(&self, rule: &Rule, client: &[u8]) -> Option<Vec<u8>> {
+        self.counter_in(self.scope(rule)?, self.rule_ref(rule), client)
+    }
+
+    /// The key of the permits that `rule` has for the client with the key `client`, as for a [counter](Self::named_counter).
+    pub fn named_permits(&self, rule: &ConcurrencyRule, client: &[u8]) -> Option<Vec<u8>> {
+        self.counter_in(&rule.count, None, client)
+    }
+
+    fn counter_in(&self, scope: &CounterScope, rule: Option<RuleRef>, client: &[u8]) -> Option<Vec<u8>> {
         let named: SmallVec<[KeyPart<'_>; 2]> = parts(client).collect();
-        let ordered = match (self.scope(rule)?, &*named) {
+        let ordered = match (scope, &*named) {
             (CounterScope::Everybody, []) => named,
             (CounterScope::Client, [part]) if self.counts_client(rule, part) => named,
             (CounterScope::PerEach(kinds), [part]) if kinds.iter().any(|kind| self.fills(*kind, part)) => {
@@ -63,9 +72,9 @@ impl ActivePolicy {
     }
 
     /// Whether a rule that counts each client by one identity counts this one. Callers may name any.
-    fn counts_client(&self, rule: &Rule, part: &KeyPart<'_>) -> bool {
+    fn counts_client(&self, rule: Option<RuleRef>, part: &KeyPart<'_>) -> bool {
         self.has_callers()
-            || match self.rule_ref(rule) {
+            || match rule {
                 Some(RuleRef::Tenant) => self.fills(ClientKind::Tenant, part),
                 Some(rule_ref @ (RuleRef::Default | RuleRef::Tier(_))) => {
                     self.identifies(part) && self.has_tier(part, rule_ref)

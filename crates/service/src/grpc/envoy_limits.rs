@@ -1,8 +1,9 @@
 //! The active Envoy configuration, and what a worker keeps for it.
 
 use std::cell::RefCell;
+use std::collections::BTreeSet;
 use std::rc::Rc;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use arc_swap::ArcSwapOption;
 use tidegate_core::Timestamp;
@@ -11,10 +12,20 @@ use tidegate_policy::EnvoyLimits;
 use tidegate_store::{RetainedLimits, Store, StoreError};
 use tidegate_telemetry::{RuleSlots, Telemetry};
 
+use super::rate_limit::POLICY_DOMAIN;
+
+/// The most unknown domains that are logged between two activations.
+const MAX_UNKNOWN: usize = 100;
+/// The most known domains in such a log line, and the most characters of the unknown one.
+const MAX_NAMED: usize = 20;
+const MAX_SHOWN: usize = 200;
+
 /// The active Envoy configuration of a process.
 #[derive(Debug, Default)]
 pub(crate) struct EnvoyHandle {
     active: ArcSwapOption<ActiveEnvoyLimits>,
+    /// The unknown domains that were logged since the last activation.
+    unknown: Mutex<BTreeSet<Box<str>>>,
 }
 
 /// A configuration whose limits the store has registered.
@@ -35,7 +46,28 @@ impl EnvoyHandle {
         let rates = limits.iter().filter_map(|limit| limit.rate?.limit);
         let retained = store.retain_limits(&rates.map(|(limit, _)| limit).collect::<Vec<_>>(), now)?;
         self.active.store(Some(Arc::new(ActiveEnvoyLimits { limits, _retained: retained })));
+        self.unknown.lock().unwrap_or_else(PoisonError::into_inner).clear();
         Ok(())
+    }
+
+    /// Logs the first call for a domain that nobody configures: its requests are not limited.
+    fn log_unknown(&self, domain: &str) {
+        let mut unknown = self.unknown.lock().unwrap_or_else(PoisonError::into_inner);
+        if unknown.len() >= MAX_UNKNOWN || unknown.contains(domain) {
+            return;
+        }
+        unknown.insert(domain.into());
+        drop(unknown);
+        let active = self.active.load();
+        let known = active.iter().flat_map(|active| active.limits.iter_domains().map(|(name, _)| name));
+        let known: Vec<_> = known.chain([POLICY_DOMAIN]).take(MAX_NAMED).collect();
+        let shown: String = domain.chars().take(MAX_SHOWN).collect();
+        tracing::warn!(
+            event = "unknown_domain",
+            domain = shown,
+            "calls for an unknown domain are admitted without a limit; known domains: {}",
+            known.join(", ")
+        );
     }
 }
 
@@ -57,6 +89,11 @@ pub(crate) struct ServedEnvoyLimits {
 impl GrpcState {
     pub(crate) fn new(handle: Arc<EnvoyHandle>) -> Self {
         Self { handle, served: RefCell::default(), header_values: RefCell::default() }
+    }
+
+    /// Logs a call for a domain that nobody configures.
+    pub(super) fn log_unknown(&self, domain: &str) {
+        self.handle.log_unknown(domain);
     }
 
     /// The active configuration. A call must use one configuration from start to end.

@@ -16,7 +16,7 @@ use super::status::{GrpcCode, GrpcError};
 use crate::worker::ServiceWorker;
 
 /// The domain whose descriptors name rules and requests of the policy, unless an Envoy configuration has it.
-const POLICY_DOMAIN: &str = "tidegate";
+pub(super) const POLICY_DOMAIN: &str = "tidegate";
 /// The largest number of descriptors of a call. They are one decision, so more would delay other clients.
 const MAX_DESCRIPTORS: usize = 128;
 /// The largest number of entries of all descriptors of a call. In memory, an entry is far larger than in a message.
@@ -61,6 +61,7 @@ pub(super) async fn decide<S: Store + 'static>(
             Box::pin(policy_domain::decide(worker, request, peer, (now, record))).await
         }
         None => {
+            worker.grpc.log_unknown(&request.domain);
             let decision = RecordedDecision::new(DecisionKind::Admitted);
             DecisionSink::Request(record).record(&worker.policy().counted, decision);
             Ok(unlimited(request))

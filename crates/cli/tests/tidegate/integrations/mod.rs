@@ -3,6 +3,7 @@
 mod access_log;
 mod backpressure;
 mod envoy;
+mod envoy_domains;
 mod http;
 mod protocols;
 mod redis_store;

@@ -2,6 +2,7 @@
 
 mod bans;
 mod breakers;
+mod client;
 mod crash;
 mod explain;
 mod gateway_endpoints;
