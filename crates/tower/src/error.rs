@@ -4,7 +4,7 @@
 //! was. So a stack of any depth has one error type, and a cause is found with [`LayerError::is`] or [`find_cause`]. A call that
 //! succeeds allocates nothing for it.
 
-use std::any::Any;
+use std::any::{Any, TypeId};
 use std::error::Error;
 
 use thiserror::Error;
@@ -23,15 +23,21 @@ pub struct LayerError(BoxError);
 
 impl LayerError {
     /// The error of a service. The error of another layer stays as it is.
-    pub fn new(error: impl Into<BoxError> + 'static) -> Self {
-        let mut error = Some(error);
-        let same = (&mut error as &mut dyn Any).downcast_mut::<Option<Self>>();
-        if let Some(same) = same.and_then(Option::take) {
-            return same;
+    #[inline]
+    pub fn new<E: Into<BoxError> + 'static>(error: E) -> Self {
+        // Which of these it is, is known when this is compiled.
+        let kind = TypeId::of::<E>();
+        if kind == TypeId::of::<Self>() {
+            let mut same = Some(error);
+            let same = (&mut same as &mut dyn Any).downcast_mut::<Option<Self>>().and_then(Option::take);
+            return same.unwrap_or_else(|| unreachable!("it has this type"));
         }
-        let Some(error) = error else { unreachable!("only an error of this type is taken") };
-        // Services between two layers may have boxed it, as those of tower do.
-        error.into().downcast::<Self>().map_or_else(Self, |same| *same)
+        let error = error.into();
+        if kind == TypeId::of::<BoxError>() {
+            // Services between two layers may have boxed it, as those of tower do.
+            return error.downcast::<Self>().map_or_else(Self, |same| *same);
+        }
+        Self(error)
     }
 
     /// Whether the cause is an `E`. Its sources do not count; see [`find_cause`].
@@ -100,4 +106,36 @@ pub fn error_outcome(error: &LayerError) -> CallOutcome {
     }
     let end = if is_rejection(error) { CallEnd::Cancelled } else { CallEnd::Reset };
     end.outcome()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[derive(Debug, Error)]
+    #[error("the connection broke")]
+    struct Broken;
+
+    #[derive(Debug, Error)]
+    #[error("the next service failed")]
+    struct NextFailed(#[source] LayerError);
+
+    #[test]
+    fn layer_error_of_a_layer_error_boxed_or_not_is_the_same() {
+        let error = LayerError::new(Broken);
+        assert!(error.is::<Broken>() && error.to_string() == "the connection broke");
+        let again = LayerError::new(error);
+        assert!(again.is::<Broken>());
+        let boxed = LayerError::new(BoxError::from(again));
+        assert!(boxed.is::<Broken>());
+        assert!(boxed.into_cause().is::<Broken>());
+        assert!(LayerError::new(BoxError::from(Broken)).is::<Broken>());
+    }
+
+    #[test]
+    fn find_cause_sees_through_the_layer_error_of_another_service() {
+        let error = LayerError::new(NextFailed(LayerError::new(Broken)));
+        assert!(!error.is::<Broken>() && find_cause::<Broken>(&error).is_some());
+        assert_eq!(error.source().map(ToString::to_string), Some("the connection broke".to_owned()));
+    }
 }

@@ -1,14 +1,16 @@
 //! Clients by the addresses of their connections, with the servers of axum and tonic, and the first example of docs/tower.md.
 
 use std::net::SocketAddr;
+use std::sync::Arc;
 use std::time::Duration;
 
 use axum::Router;
 use axum::extract::connect_info::MockConnectInfo;
 use axum::routing::get;
 use http::Request;
-use tidegate_tower::rate_limit::{ByAddress, RateLimitLayer, RateLimiter};
-use tidegate_tower::{GrpcErrorLayer, HttpErrorLayer, MissingConnectInfo};
+use tidegate_tower::policy::{ActivePolicy, Limiter, NoFiles, PolicyLayer, compile};
+use tidegate_tower::rate_limit::{ByAddress, MemoryStore, RateLimitLayer, RateLimiter};
+use tidegate_tower::{GrpcErrorLayer, HttpErrorLayer, MissingConnectInfo, system_clock};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpSocket};
 use tonic::service::Routes;
@@ -109,6 +111,25 @@ async fn rate_limit_by_address_without_one_fails_and_says_what_the_server_lacks(
     let error = service.oneshot(Request::new(Vec::new())).await.unwrap_err();
     assert!(is::<MissingConnectInfo>(&error));
     assert!(error.to_string().contains("into_make_service_with_connect_info"), "{error}");
+}
+
+#[tokio::test]
+async fn policy_by_connect_info_without_one_fails_and_counts_addresses_apart_with_one() {
+    let policy = b"rate_limits: { default: { requests: 1, window: 1h } }";
+    let active = ActivePolicy::new(compile("policy.yaml", policy, &NoFiles).unwrap().plan);
+    let store = Arc::new(MemoryStore::with_cap(1 << 20));
+    let limiter = Arc::new(Limiter::new(active, store, system_clock()).unwrap());
+    let app = Router::new().route("/", get(async || "hello"));
+    let app = app.layer((HttpErrorLayer::default(), PolicyLayer::connect_info(limiter)));
+    let cases = [(None, 500), (Some(1), 200), (Some(1), 429), (Some(2), 200), (None, 500)];
+    for (client, status) in cases {
+        let mut request = Request::get("/").header("host", "a").body(axum::body::Body::empty()).unwrap();
+        if let Some(client) = client {
+            let address = SocketAddr::from(([192, 0, 2, client], 80));
+            request.extensions_mut().insert(axum::extract::ConnectInfo(address));
+        }
+        assert_eq!(app.clone().oneshot(request).await.unwrap().status(), status, "{client:?}");
+    }
 }
 
 #[tokio::test]
