@@ -157,7 +157,9 @@ fn find_variables(node: &YamlNode<'_>, report: &mut ProblemReport<'_>) {
         }
         YamlValue::List(items) => items.iter().for_each(|item| find_variables(item, report)),
         YamlValue::Mapping(entries) => {
-            entries.iter().for_each(|entry| find_variables(&entry.value, report));
+            for entry in entries {
+                find_variables(&entry.value, report);
+            }
         }
     }
 }
@@ -279,18 +281,12 @@ fn decode<'s>(
     // Routes inherit these, so decode them first.
     let http = http::options(fields.get("http"), HttpOptions::default(), &mut context.report);
     let mut routes = routing::routes(fields.get("routes"), (&upstreams, http), context);
-    context.has_routes = fields.get("routes").is_some();
-    if let Some(Plan { upstreams: servers, routes: to_them, .. }) = options.routing {
-        for node in ["upstreams", "routes"].into_iter().filter_map(|key| fields.get(key)) {
-            let finding = Finding::error(node, "the upstream is set on the command line already");
-            context
-                .report
-                .push(finding.hint("remove `upstreams` and `routes`, or start without `--upstream`"));
-        }
-        upstreams.clone_from(servers);
-        routes = to_them.iter().map(|route| Route { http, ..route.clone() }).collect();
+    context.has_routes = options.routing.is_some() || fields.get("routes").is_some();
+    if let Some(routing) = options.routing {
+        report_other_routing(&fields, &mut context.report);
+        upstreams.clone_from(&routing.upstreams);
+        routes = routing.routes.iter().map(|route| Route { http, ..route.clone() }).collect();
         context.targets.routes = vec![NodeRef::from(root); routes.len()];
-        context.has_routes = true;
     }
     let listen = match fields.get("listen") {
         // The policy serves decisions only.
@@ -306,12 +302,7 @@ fn decode<'s>(
     // Rules inherit how nodes share limits.
     let store = store::store(fields.get("store"), context).map(Arc::new);
     context.store.clone_from(&store);
-    let limits_at = fields.get("rate_limits");
-    context.targets.rate_limits = NodeRef::from(limits_at.unwrap_or(root));
-    let rate_limits = match limits_at.map(|node| Fields::open(node, &RATE_LIMITS, &mut context.report)) {
-        Some(fields) => fields.map(|fields| limits::rate_limits(&fields, clients.as_ref(), context)),
-        None => Some(RateLimits::default()),
-    };
+    let rate_limits = rate_limits((root, fields.get("rate_limits")), clients.as_ref(), context);
     let bans = bans(&fields, clients.as_ref(), context);
     let allow = fields.get("allow").map(|node| allow(node, context));
     let headers = headers(&fields, &mut context.report);
@@ -320,7 +311,6 @@ fn decode<'s>(
     let log = log(&fields, &mut context.report);
     let reload = reload::reload(fields.get("reload"), &mut context.report);
     let traces = fields.get("traces").and_then(|node| telemetry_config::traces(node, &mut context.report));
-    context.store = None;
     let (clients, error_bodies) = (clients?, error_bodies?);
     let identities = identities::identities(&clients, root, context);
     Some(Plan {
@@ -339,13 +329,32 @@ fn decode<'s>(
         cache_memory: cache_memory?,
         rejection_body: error_bodies.rejections,
         error_body: error_bodies.others,
-        store: Arc::unwrap_or_clone(store?),
+        store: StorePlan::clone(&*store?),
         log: log?,
         traces,
         identities: identities?,
         directory: context.directory.take(),
         reload: reload?,
     })
+}
+
+/// Reports upstreams and routes of a policy that the command line has already.
+fn report_other_routing(fields: &Fields<'_, '_>, report: &mut ProblemReport<'_>) {
+    for node in ["upstreams", "routes"].into_iter().filter_map(|key| fields.get(key)) {
+        let finding = Finding::error(node, "the upstream is set on the command line already");
+        report.push(finding.hint("remove `upstreams` and `routes`, or start without `--upstream`"));
+    }
+}
+
+fn rate_limits<'s>(
+    (root, node): (&YamlNode<'s>, Option<&YamlNode<'s>>),
+    clients: Option<&Clients>,
+    context: &mut CompileContext<'s, '_>,
+) -> Option<RateLimits> {
+    context.targets.rate_limits = NodeRef::from(node.unwrap_or(root));
+    let Some(node) = node else { return Some(RateLimits::default()) };
+    let fields = Fields::open(node, &RATE_LIMITS, &mut context.report)?;
+    Some(limits::rate_limits(&fields, clients, context))
 }
 
 fn clients<'s>(

@@ -18,7 +18,7 @@ const INSTALLED: &str = "/etc/tidegate/policy.yaml";
 struct Installation {
     folder: Folder,
     admin: String,
-    _server: Tidegate,
+    server: Tidegate,
     redis: RedisServer,
 }
 
@@ -27,7 +27,7 @@ impl Installation {
         let (folder, admin) = (Folder::new(), free_address().to_string());
         folder.write("policy.yaml", policy(&admin));
         let server = serve(&folder, "tidegate serve --config policy.yaml");
-        Self { folder, admin, _server: server, redis: RedisServer::start() }
+        Self { folder, admin, server, redis: RedisServer::start() }
     }
 
     /// Runs one command line of a page.
@@ -44,6 +44,7 @@ impl Installation {
         let line = line
             .replace("/var/lib/tidegate/", "./")
             .replace("127.0.0.1:9900", &self.admin)
+            .replace("127.0.0.1:8080", &self.server.address)
             // nftables needs root.
             .replace("| nft -f -", "| grep -q tidegate");
         let output = shell(self.folder.root(), &line);

@@ -173,7 +173,7 @@ impl ProxiedService {
     /// The limits hold while Tidegate answers, whatever a client sends; without it, all requests pass.
     fn assert_limits_until_tidegate_ends(mut self) {
         self.assert_limits();
-        let many = (0..120).map(|number| format!("X-Header-{number}: a\r\n")).collect::<String>();
+        let many = (0..120).map(|number| format!("X-Header-{number}: a\r\n")).collect::<Vec<_>>().concat();
         let mut heads = vec![many];
         // Around the size that the buffers of proxies and of Tidegate hold, which each takes in another way.
         for size in
