@@ -12,7 +12,7 @@ use tidegate_telemetry::AttemptResult;
 use crate::error::ServeError;
 use crate::http::request_body::UploadFailure;
 use crate::http::response_body::UpstreamBody;
-use crate::upstream::{RetryCause, SendError};
+use crate::upstream::{RetryCause, SendError, describe_connect_error};
 
 /// Why an attempt failed.
 #[derive(Debug)]
@@ -27,6 +27,8 @@ pub(crate) struct AttemptFailure {
     /// Any client of a connection may have caused it.
     pub(crate) is_of_several: bool,
     pub(crate) error: ServeError,
+    /// What operators are told.
+    pub(crate) description: String,
 }
 
 impl AttemptFailure {
@@ -37,22 +39,48 @@ impl AttemptFailure {
         }
         let (result, end) = (AttemptResult::TimedOut, CallEnd::Timeout);
         let (cause, error) = (Some(RetryCause::Timeout), ServeError::UpstreamTimeout);
-        Self { result, end, cause, may_have_arrived: true, is_of_several: false, error }
+        let description = "no response in time".to_owned();
+        Self { result, end, cause, may_have_arrived: true, is_of_several: false, error, description }
     }
 
     /// A failed exchange. `upload` is why the request body failed, if it did.
     pub(crate) fn new(error: &SendError, upload: Option<UploadFailure>) -> Self {
+        let description = match error {
+            SendError::Connect(source) => describe_connect_error(source),
+            error => error.to_string(),
+        };
+        Self { description, ..Self::classify(error, upload) }
+    }
+
+    fn classify(error: &SendError, upload: Option<UploadFailure>) -> Self {
+        let description = String::new();
         if let (SendError::Connect(source), None) = (error, upload) {
             let end = if is_local(source) { CallEnd::Cancelled } else { CallEnd::ConnectError };
             let (result, cause) = (AttemptResult::Unreachable, Some(RetryCause::Connect));
             let error = connect_error(source);
-            return Self { result, end, cause, may_have_arrived: false, is_of_several: false, error };
+            return Self {
+                result,
+                end,
+                cause,
+                may_have_arrived: false,
+                is_of_several: false,
+                error,
+                description,
+            };
         }
         if let (SendError::Refused, None) = (error, upload) {
             // Another server may accept it. A client may cause it, so it does not count as a failed connect.
             let (result, cause) = (AttemptResult::Unreachable, Some(RetryCause::Connect));
             let (end, error) = (CallEnd::Reset, ServeError::Unreachable);
-            return Self { result, end, cause, may_have_arrived: false, is_of_several: false, error };
+            return Self {
+                result,
+                end,
+                cause,
+                may_have_arrived: false,
+                is_of_several: false,
+                error,
+                description,
+            };
         }
         if matches!(error, SendError::NotRepeatable) {
             let failure = Self::neutral(ServeError::BadUpstreamResponse);
@@ -71,7 +99,15 @@ impl AttemptFailure {
                 let end = if is_counted { CallEnd::Reset } else { CallEnd::Cancelled };
                 let is_of_several = matches!(error, NoResponseOfSeveral);
                 let result = AttemptResult::Broken;
-                Self { result, end, cause, may_have_arrived: true, is_of_several, error: error_of }
+                Self {
+                    result,
+                    end,
+                    cause,
+                    may_have_arrived: true,
+                    is_of_several,
+                    error: error_of,
+                    description,
+                }
             }
             error => Self::neutral(error),
         };
@@ -80,8 +116,8 @@ impl AttemptFailure {
 
     /// The client or the gateway has ended it, which says nothing about the server.
     fn neutral(error: ServeError) -> Self {
-        let (result, end) = (AttemptResult::Abandoned, CallEnd::Cancelled);
-        Self { result, end, cause: None, may_have_arrived: true, is_of_several: false, error }
+        let (result, end, description) = (AttemptResult::Abandoned, CallEnd::Cancelled, String::new());
+        Self { result, end, cause: None, may_have_arrived: true, is_of_several: false, error, description }
     }
 }
 

@@ -7,7 +7,7 @@ use std::rc::Rc;
 use http::request::Parts;
 use http::{Response, StatusCode, Version};
 use hyper::upgrade::OnUpgrade;
-use tidegate_core::{BreakerState, CallEnd, CallOutcome, TimeSpan, Timestamp};
+use tidegate_core::{CallEnd, CallOutcome, TimeSpan, Timestamp};
 use tidegate_limiter::Charge;
 use tidegate_policy::FallbackPlan;
 use tidegate_store::Store;
@@ -26,7 +26,7 @@ use crate::service::Exchange;
 use crate::time_bounds::{AttemptBound, RunningBound, TimeBounds};
 use crate::upstream::{
     AttemptPermit, Caller, Evidence, ExchangePermits, ForwardedRequest, PooledConn, RetryState, SelectError,
-    SelectedServer, Server, UpstreamGroup,
+    SelectedServer, UpstreamGroup,
 };
 use crate::worker::Worker;
 
@@ -313,6 +313,13 @@ impl<'e, S: Store + 'static> Exchange<'e, S> {
                 || (is_of_several && upstream.serves_any(index, context.caller.at))
         };
         let outcome = outcome_of(end, is_at_fault);
+        match &sent {
+            Ok(_) => server.outage.record_response(),
+            Err(failure) if outcome == CallOutcome::Failure || result == AttemptResult::Unreachable => {
+                worker.log_failure(upstream, server, &failure.description);
+            }
+            Err(_) => {}
+        }
         // The result counts, but the server could not respond before it had the body.
         let breaker = breaker.into_inner().map(|breaker| breaker.timed(!upload.has_awaited_client()));
         self.record_outcome(context, FinishedAttempt { index, tried, breaker, end, outcome, ended });
@@ -391,14 +398,6 @@ impl<'e, S: Store + 'static> Exchange<'e, S> {
 }
 
 impl<S: Store + 'static> Worker<S> {
-    #[cold]
-    fn log_ejection(&self, upstream: &UpstreamGroup, server: &Server, span: TimeSpan) {
-        let (name, address, span) = (&upstream.name, &server.addr, format!("{span:?}"));
-        let message = format!("server {address} of upstream `{name}` keeps failing: no requests for {span}");
-        let fields = [("upstream", name.as_str()), ("server", address), ("duration", &span)];
-        self.log.event("server_ejected", &message, &fields);
-    }
-
     /// Whether the first attempt can start. A probe needs the whole body of its request: its client could delay it otherwise.
     fn can_start(
         &self,
@@ -425,27 +424,6 @@ impl<S: Store + 'static> Worker<S> {
             self.log_half_open(upstream, &started);
         }
         Some(started)
-    }
-
-    /// Logs that a breaker has become half-open, when its first probe starts.
-    #[cold]
-    fn log_half_open(&self, upstream: &UpstreamGroup, probe: &SelectedServer<'_>) {
-        if probe.breaker.as_ref().is_some_and(AttemptPermit::take_half_open) {
-            let (name, address) = (&upstream.name, &probe.server.addr);
-            let message =
-                format!("the breaker of upstream `{name}` is half_open: a request probes {address}");
-            let fields = [("upstream", name.as_str()), ("server", address), ("state", "half_open")];
-            self.log.event("breaker_changed", &message, &fields);
-        }
-    }
-
-    #[cold]
-    fn log_breaker(&self, upstream: &UpstreamGroup, server: &Server, state: BreakerState) {
-        let (name, address) = (&upstream.name, &server.addr);
-        let state = state.name();
-        let message = format!("the breaker of upstream `{name}` is {state} after a request to {address}");
-        let fields = [("upstream", name.as_str()), ("server", address), ("state", state)];
-        self.log.event("breaker_changed", &message, &fields);
     }
 
     /// Relays between client and server after the server has agreed to switch protocols.

@@ -23,6 +23,7 @@ mod snapshot;
 mod status;
 mod time_bounds;
 mod upstream;
+mod upstream_events;
 mod upstream_metrics;
 mod worker;
 
@@ -34,4 +35,6 @@ pub use crate::status::{
     BreakerCommand, BreakerCommandError, BulkheadStatus, RouteStatus, ServerStatus, ShedStatus,
     UpstreamStatus,
 };
-pub use crate::upstream::{InvalidServerUrl, ResilienceError, TlsError, UpstreamError};
+pub use crate::upstream::{
+    InvalidServerUrl, OutageStatus, ResilienceError, TlsError, UnreachableUpstream, UpstreamError,
+};

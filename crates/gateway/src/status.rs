@@ -1,5 +1,7 @@
 //! The state of the upstreams for operators, and their commands.
 
+use std::time::Duration;
+
 use thiserror::Error;
 use tidegate_core::{BreakerStatus, TimeSpan};
 use tidegate_store::Store;
@@ -8,7 +10,7 @@ use tidegate_tower::bulkhead::Bulkhead;
 use tidegate_tower::load_shed::LoadShedder;
 
 use crate::server::Gateway;
-use crate::upstream::UpstreamGroup;
+use crate::upstream::{OutageStatus, UnreachableUpstream, UpstreamGroup, unreachable};
 
 /// An upstream at one moment.
 #[derive(Clone, Debug)]
@@ -38,6 +40,8 @@ pub struct ServerStatus {
     pub address: String,
     /// The result of the latest health check; true without health checks.
     pub is_healthy: bool,
+    /// Its last failure to respond.
+    pub last_failure: Option<OutageStatus>,
     /// How long it stays ejected, if it is.
     pub ejected_for: Option<TimeSpan>,
     /// Its own breaker, if it has one.
@@ -158,6 +162,11 @@ impl<S: Store + 'static> Gateway<S> {
         self.snapshot.load().upstreams().iter().map(upstream_status).collect()
     }
 
+    /// The upstreams none of whose servers accepts a connection within `timeout`.
+    pub async fn unreachable_upstreams(&self, timeout: Duration) -> Vec<UnreachableUpstream> {
+        unreachable(self.snapshot.load_full().upstreams(), &self.connector, timeout).await
+    }
+
     /// The bulkheads of routes, in the order of the policy.
     pub fn route_status(&self) -> Vec<RouteStatus> {
         let snapshot = self.snapshot.load();
@@ -207,6 +216,7 @@ fn upstream_status(group: &UpstreamGroup) -> UpstreamStatus {
     let servers = group.servers.iter().enumerate().map(|(index, server)| ServerStatus {
         address: server.addr.clone(),
         is_healthy: server.is_healthy(),
+        last_failure: server.outage.status(now),
         ejected_for: server.ejected_for(now),
         breaker: resilience.breakers.of_server(index).map(CircuitBreaker::status),
         in_flight: server.load(),

@@ -117,10 +117,24 @@ fn format_upstream(upstream: &Value) -> String {
 }
 
 fn format_server(server: &Value) -> String {
-    let health = match (server["healthy"] == true, server["ejected_for"].as_u64()) {
+    let failure = &server["last_failure"];
+    let is_failing = failure["failing_seconds"].is_u64();
+    let health = match (is_failing || server["healthy"] == true, server["ejected_for"].as_u64()) {
         (false, _) => "unhealthy".to_owned(),
         (true, Some(seconds)) => format!("ejected for {seconds}s"),
+        (true, None) if is_failing => "failing".to_owned(),
         (true, None) => "healthy".to_owned(),
+    };
+    let failure = match (failure["failing_seconds"].as_u64(), failure["seconds_ago"].as_u64()) {
+        (Some(since), Some(last)) => format!(
+            "\n               {} failures since {since}s ago, the last one {last}s ago: {}",
+            failure["failures"],
+            text(failure, "cause")
+        ),
+        (None, Some(last)) => {
+            format!("\n               last failure {last}s ago: {}", text(failure, "cause"))
+        }
+        (_, None) => String::new(),
     };
     let breaker = if server["breaker"].is_object() {
         format!(", breaker {}", format_breaker(&server["breaker"]))
@@ -128,7 +142,7 @@ fn format_server(server: &Value) -> String {
         String::new()
     };
     format!(
-        "{}: {health}, in flight: {}, connections: {}{breaker}",
+        "{}: {health}, in flight: {}, connections: {}{breaker}{failure}",
         text(server, "address"),
         server["in_flight"],
         server["connections"]

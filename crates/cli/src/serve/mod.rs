@@ -143,7 +143,8 @@ fn serve(
     }
     let admin = admin_listener.map(|listener| listener.start(&backend, &admin_state)).transpose()?;
     let domains = envoy.as_ref().map(|envoy| envoy.domains()).unwrap_or_default();
-    let notice = format_domains(&domains) + &notice;
+    let unreachable = runtime.block_on(upstreams::reachability_notice(&gateway));
+    let notice = format_domains(&domains) + &notice + &unreachable;
     announce(source, &format_urls(&listeners, &service_listeners), &plan, &notice);
     let envoy = envoy.as_ref().map(|config| (config, &service));
     let targets = ReloadTargets { gateway: &gateway, certificates: &certificates, envoy };

@@ -1,4 +1,4 @@
-//! Active health checks: detect unhealthy servers before requests are sent to them.
+//! Active health checks: detect unhealthy servers before requests are sent to them. The same task finds the ends of outages.
 
 use std::collections::HashMap;
 use std::rc::Rc;
@@ -18,7 +18,8 @@ use tidegate_telemetry::Log;
 use tokio::time::Instant;
 
 use super::connect::Connector;
-use super::server::Server;
+use super::outage::OutageNotice;
+use super::server::{Server, UpstreamGroup};
 use crate::executor::LocalExecutor;
 use crate::snapshot::Snapshot;
 
@@ -35,6 +36,7 @@ pub(crate) async fn watch(snapshot: Arc<ArcSwap<Snapshot>>, connector: Connector
         let mut next = now + POLICY_INTERVAL;
         let current = snapshot.load_full();
         for upstream in current.upstreams() {
+            log_ended_outages(upstream, &shared.1);
             let Some(health) = &upstream.health else { continue };
             for server in &upstream.servers {
                 let at = due.entry(Arc::as_ptr(server)).or_insert(now);
@@ -54,6 +56,20 @@ pub(crate) async fn watch(snapshot: Arc<ArcSwap<Snapshot>>, connector: Connector
         }
         drop(current);
         tokio::time::sleep_until(next).await;
+    }
+}
+
+/// Logs that servers work again.
+fn log_ended_outages(upstream: &UpstreamGroup, log: &Log) {
+    for server in &upstream.servers {
+        if let Some(OutageNotice { cause, failures, lasted }) = server.outage.check_end(upstream.clock.now())
+        {
+            let (name, address) = (&upstream.name, &server.addr);
+            let message = format!(
+                "server {address} of upstream `{name}` works again; {failures} failures in {lasted}, the last one: {cause}"
+            );
+            log.event("server_recovered", &message, &[("upstream", name), ("server", address)]);
+        }
     }
 }
 

@@ -15,6 +15,7 @@
 //! 5. [`retry`] decides whether another attempt follows.
 //! 6. The response body returns the connection to the [`pool`]. [`abandon`] handles exchanges that end earlier.
 //!
+//! [`outage`] is what operators are told of a server that fails; [`reachability`] finds at the start which can be reached.
 //! [`head_profile`] and [`connection_suspects`] decide which requests share an HTTP/2 connection. [`resilience`] is the state of an
 //! upstream for all of this. [`permits`] are what a request holds meanwhile; [`connection_slots`] bounds the connections of an
 //! upstream.
@@ -33,9 +34,11 @@ mod head_profile;
 pub(crate) mod health;
 mod http1_fast;
 mod opening;
+mod outage;
 mod permits;
 mod pool;
 mod pooled_conn;
+mod reachability;
 mod resilience;
 mod response_chunks;
 mod retry;
@@ -53,8 +56,12 @@ pub use connect::TlsError;
 pub(crate) use connection_slots::{NoConnectionSlot, PoolPressure};
 pub(crate) use forwarded_request::ForwardedRequest;
 pub(crate) use http1_fast::PlainBody;
+pub use outage::OutageStatus;
+pub(crate) use outage::{OutageNotice, describe_connect_error};
 pub(crate) use permits::{ExchangePermits, PermitList};
 pub(crate) use pooled_conn::PooledConn;
+pub use reachability::UnreachableUpstream;
+pub(crate) use reachability::unreachable;
 pub use resilience::ResilienceError;
 pub(crate) use resilience::{AttemptTimeouts, bulkhead};
 pub(crate) use retry::{RetryCause, RetryState};

@@ -17,6 +17,7 @@ use super::connection_slots::ConnectionSlot;
 use super::connection_suspects::ConnectionSuspects;
 use super::ejection::EjectionState;
 use super::head_profile::AcceptedHead;
+use super::outage::OutageState;
 use super::resilience::{ResilienceError, ResilienceState};
 use crate::resource_limits::ResourceLimits;
 
@@ -184,6 +185,7 @@ pub(crate) struct Server {
     pub(crate) protocol: ServerProtocol,
     healthy: AtomicBool,
     pub(super) ejection: EjectionState,
+    pub(crate) outage: OutageState,
     /// What clients may contribute to its ejection.
     shares: FailureShares,
     successes: RecentSuccesses,
@@ -233,6 +235,7 @@ impl Server {
             protocol,
             healthy: AtomicBool::new(true),
             ejection: EjectionState::default(),
+            outage: OutageState::default(),
             shares: FailureShares::default(),
             successes: RecentSuccesses::default(),
             accepted_head: AcceptedHead::default(),

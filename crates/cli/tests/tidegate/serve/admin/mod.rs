@@ -7,6 +7,7 @@ mod crash;
 mod explain;
 mod gateway_endpoints;
 mod limits;
+mod outages;
 mod request_checks;
 mod stalled_connections;
 mod startup;
