@@ -156,7 +156,8 @@ pub struct Decision {
     /// Whether the request is admitted: the longest wait of the binding checks, or the longest `retry_after` of those
     /// that reject; `Never` counts as the longest.
     pub verdict: Verdict,
-    /// The position of the check that rejected: the first binding one that does not fit.
+    /// The position of the check that sets the verdict of a rejection: the binding one with the longest `retry_after`; of several,
+    /// the first.
     pub rejected_by: Option<usize>,
     /// The outcomes, one per check.
     pub outcomes: Outcomes,
@@ -169,8 +170,9 @@ impl Decision {
         let mut rejected_by = None;
         for (position, (check, outcome)) in checks.iter().zip(&outcomes).enumerate() {
             if check.role == Role::Binding {
+                let so_far = verdict;
                 verdict = stricter(verdict, outcome.verdict);
-                if !outcome.verdict.is_pass() && rejected_by.is_none() {
+                if !outcome.verdict.is_pass() && (rejected_by.is_none() || verdict != so_far) {
                     rejected_by = Some(position);
                 }
             }

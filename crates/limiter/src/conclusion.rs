@@ -6,11 +6,8 @@ use tidegate_policy::{ActivePolicy, AppliedRules, BanSource, ConcurrencyRule, Ex
 use tidegate_store::StoreError;
 
 use crate::concurrency::AcquiredPermits;
-use crate::report::RulingReport;
+use crate::report::{CONCURRENCY_RETRY, RulingReport};
 use crate::ruling::{RefuseReason, RefuseRuling, Ruling, ServeReason, ServeRuling};
-
-/// `Retry-After` of a concurrency limit: a request with a permit may end at any time.
-const CONCURRENCY_RETRY: TimeSpan = TimeSpan::from_secs(1);
 
 /// Why no limits are checked.
 #[derive(Clone, Copy)]
@@ -110,12 +107,7 @@ pub(crate) fn refuse(report: RulingReport<'_>) -> Ruling<'_> {
 
 /// The refusal of a request that its limits, lock-outs or permits reject.
 pub(crate) fn refusal(mut report: RulingReport<'_>) -> RefuseRuling<'_> {
-    let rule = report.find_refusing();
-    let reason = match &report {
-        RulingReport { exhausted: Some(_), .. } => RefuseReason::Concurrency,
-        RulingReport { lock_outs, .. } if !lock_outs.is_empty() => RefuseReason::LockOut,
-        _ => RefuseReason::Limit,
-    };
+    let (reason, rule) = report.find_refusing();
     let retry_after = retry_after(&report).map(|wait| RetryAfter::new(wait, report.client()));
     RefuseRuling { report, reason, rule, retry_after }
 }

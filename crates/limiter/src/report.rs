@@ -9,6 +9,10 @@ use tidegate_policy::{AppliedRules, ConcurrencyRule, Rule};
 
 use crate::action;
 use crate::lockout::LockOuts;
+use crate::ruling::RefuseReason;
+
+/// `Retry-After` of a concurrency limit: a request with a permit may end at any time.
+pub(crate) const CONCURRENCY_RETRY: TimeSpan = TimeSpan::from_secs(1);
 
 /// The limits of a request and their decision. Reports are computed lazily.
 #[derive(Debug)]
@@ -104,15 +108,29 @@ impl<'a> RulingReport<'a> {
         self.shadow.iter().map(exhausted).chain(rates)
     }
 
-    /// The rule that the response to a rejected request reports: that of an exhausted concurrency limit, of the longest
-    /// lock-out, or of the first limit that rejects. Makes its limit the primary one.
-    pub(crate) fn find_refusing(&mut self) -> Option<RuleId> {
-        if let Some(rule) = self.exhausted {
-            return Some(rule.id);
+    /// What the response to a rejected request reports, and its rule: of the concurrency limit that has no permit left, the longest
+    /// lock-out and the limits, the one that rejects for the longest time. Makes its limit the primary one.
+    pub(crate) fn find_refusing(&mut self) -> (RefuseReason, Option<RuleId>) {
+        let by_limit = self.decision.as_ref().and_then(|decision| {
+            let left = decision.verdict.retry_after().unwrap_or(TimeSpan::MAX);
+            decision.rejected_by.map(|index| (left, index))
+        });
+        let by_lock_out =
+            self.lock_outs.iter().map(|(index, left)| (*left, *index)).max_by_key(|(left, _)| *left);
+        let (longest, index) = match (by_lock_out, by_limit) {
+            (Some(lock_out), Some(limit)) if lock_out.0 < limit.0 => limit,
+            (Some(first), _) | (None, Some(first)) => first,
+            (None, None) => (TimeSpan::ZERO, 0),
+        };
+        if let Some(rule) = self.exhausted
+            && longest <= CONCURRENCY_RETRY
+        {
+            return (RefuseReason::Concurrency, Some(rule.id));
         }
-        let longest = self.lock_outs.iter().max_by_key(|(_, left)| *left).map(|(index, _)| *index);
-        self.primary = longest.or_else(|| self.decision.as_ref()?.rejected_by);
-        Some(self.rules.rule(self.primary?)?.id)
+        self.primary = Some(index);
+        let is_locked_out = self.lock_out(index).is_some();
+        let reason = if is_locked_out { RefuseReason::LockOut } else { RefuseReason::Limit };
+        (reason, self.rules.rule(index).map(|rule| rule.id))
     }
 
     /// The action of check number `index`.

@@ -99,7 +99,7 @@ proptest! {
     }
 
     #[test]
-    fn decision_retry_after_is_the_longest_of_the_rejecting_binding_checks(
+    fn decision_verdict_and_rejecting_check_are_those_with_the_longest_retry_after(
         limits in limits(), start in start(), specs in check_specs()
     ) {
         let spent: Vec<_> = (0..RULES.len()).map(|rule| (rule, limits[rule].capacity(), Role::Overage)).collect();
@@ -117,13 +117,14 @@ proptest! {
             .filter(|(_, (check, outcome))| check.role == Role::Binding && !outcome.verdict.is_pass())
             .map(|(position, (_, outcome))| (position, outcome.verdict))
             .collect();
-        prop_assert_eq!(decision.rejected_by, rejecting.first().map(|(position, _)| *position));
-        let expected = rejecting.iter().map(|(_, verdict)| *verdict).max_by_key(|verdict| match verdict {
+        // Of several the last is the greatest: reversed, that is the first in the order of the checks.
+        let expected = rejecting.iter().rev().max_by_key(|(_, verdict)| match verdict {
             Verdict::NotUntil { retry_after } => *retry_after,
             _ => TimeSpan::MAX,
         });
-        if let Some(expected) = expected {
-            prop_assert_eq!(decision.verdict, expected);
+        prop_assert_eq!(decision.rejected_by, expected.map(|(position, _)| *position));
+        if let Some((_, verdict)) = expected {
+            prop_assert_eq!(decision.verdict, *verdict);
         }
     }
 

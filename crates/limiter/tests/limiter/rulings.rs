@@ -98,6 +98,37 @@ async fn check_all_permits_taken_rejects_until_one_is_dropped() {
 }
 
 #[tokio::test]
+async fn check_rejected_by_several_limits_reports_the_one_that_sets_retry_after() {
+    let bench = Bench::new(
+        "rate_limits:\n  default: { requests: 2, window: 10s, algorithm: fixed_window }\n  endpoints: { /x: { requests: 1, \
+         window: 1h, algorithm: fixed_window } }\n  rules: [{ name: exports, match: { path: /y }, per: [ip], concurrent: 1 }, \
+         { name: login, match: { path: /z }, requests: 1, window: 5s, algorithm: fixed_window, penalty: { after: 1, for: 30s } }]",
+    );
+    let permits = bench.check("/y", &[], |ruling| served(ruling).permits).await;
+    assert_eq!(bench.outcome("/x").await, "admitted, 0 left of default");
+    assert_eq!(bench.outcome("/x").await, "rejected by endpoint:/x: Limit, Some(3600)");
+    assert_eq!(
+        bench.outcome("/y").await,
+        "rejected by default: Limit, Some(10)",
+        "longer than a permit is awaited"
+    );
+    drop(permits);
+    bench.clock.advance(TimeSpan::from_secs(10));
+    let permits = bench.check("/y", &[], |ruling| served(ruling).permits).await;
+    assert_eq!(bench.outcome("/y").await, "rejected by exports: Concurrency, Some(1)");
+    assert_eq!(bench.outcome("/z").await, "admitted, 0 left of default");
+    assert_eq!(bench.outcome("/z").await, "rejected by default: Limit, Some(10)");
+    assert_eq!(bench.outcome("/z").await, "rejected by login: LockOut, Some(30)");
+    bench.clock.advance(TimeSpan::from_secs(25));
+    assert_eq!(bench.outcome("/y").await, "rejected by exports: Concurrency, Some(1)");
+    for _ in 0..2 {
+        assert_eq!(bench.outcome("/").await.split(',').next(), Some("admitted"));
+    }
+    assert_eq!(bench.outcome("/z").await, "rejected by login: LockOut, Some(5)");
+    drop(permits);
+}
+
+#[tokio::test]
 async fn check_rules_in_shadow_mode_admits_and_lists_shadow_actions() {
     let bench = Bench::new(
         "rate_limits:\n  default: { requests: 1, window: 1h, algorithm: fixed_window, mode: shadow }\n  rules: [{ name: exports, \

@@ -80,7 +80,10 @@ impl<'n> ResponseBuilder<'n> {
             let seconds = i64::try_from(report.announced_reset().as_secs_ceil()).unwrap_or(i64::MAX);
             status.duration_until_reset = Some(Duration { seconds, nanos: 0 });
             if is_announced {
-                if rejects && self.rejecting.is_none() {
+                // The one that sets `Retry-After`; one that never admits has none.
+                let time = |report: &LimitReport<'_>| report.retry_after.unwrap_or(TimeSpan::MAX);
+                let so_far = self.rejecting.and_then(|index| self.announced.get(index)).map(time);
+                if rejects && so_far.is_none_or(|so_far| so_far < time(&report)) {
                     self.rejecting = Some(self.announced.len());
                 }
                 self.announced.push(report);

@@ -156,6 +156,23 @@ async fn rejection_by_two_limits_reports_when_each_admits_again() {
 }
 
 #[tokio::test]
+async fn rejection_by_a_short_and_a_long_limit_is_about_the_one_that_sets_retry_after() {
+    let setup = Setup::new(
+        "rate_limits: { default: { requests: 2, window: 10s, algorithm: fixed_window }, \
+         endpoints: { /x: { requests: 1, window: 1h, algorithm: fixed_window } } }",
+    )
+    .await;
+    setup.gateway.get("/").await;
+    setup.gateway.get("/x").await;
+    let rejected = setup.gateway.get("/x").await;
+    assert_eq!(single_values(&rejected), (1, 0, 3_600));
+    assert_body_agrees(&rejected, START);
+    let body = rejected.json();
+    assert_eq!((&body["rule"], &body["window"]), (&"endpoint:/x".into(), &"1h".into()));
+    assert!((3_600..=3_630).contains(&rejected.number("retry-after")), "a jitter of 30 s at most");
+}
+
+#[tokio::test]
 async fn lock_out_reports_its_rule_in_all_headers_and_fields() {
     for style in ["flat", "nested", "problem"] {
         let setup = Setup::new(&format!(
