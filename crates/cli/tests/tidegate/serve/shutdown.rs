@@ -1,7 +1,7 @@
 //! Graceful shutdown: no request in progress is lost.
 
 use std::io::{self, Read, Write};
-use std::net::TcpListener;
+use std::net::{TcpListener, TcpStream};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread::JoinHandle;
@@ -72,6 +72,16 @@ fn sigterm_under_load_loses_no_request() {
     }
 }
 
+/// The connection of the next request, whose head is read. The start opens one without a request.
+fn accept_request(upstream: &TcpListener) -> TcpStream {
+    loop {
+        let (mut stream, _) = upstream.accept().unwrap();
+        if read_head(&mut io::BufReader::new(&mut stream)).is_ok() {
+            return stream;
+        }
+    }
+}
+
 #[test]
 fn sigterm_completes_a_slow_request() {
     let upstream = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -79,8 +89,7 @@ fn sigterm_completes_a_slow_request() {
     let mut server = serve(&["--upstream", &url]);
     let address = server.address.clone();
     let client = std::thread::spawn(move || get(&address, ""));
-    let (mut asked, _) = upstream.accept().unwrap();
-    read_head(&mut io::BufReader::new(&mut asked)).unwrap();
+    let mut asked = accept_request(&upstream);
     server.signal("-TERM");
     server.wait_for_log("stopping");
     // The socket is closed while the request is in progress.
@@ -99,8 +108,7 @@ fn sigterm_closes_a_silent_upgraded_connection() {
     let mut client = Connection::open(&server.address).unwrap().into_stream();
     let request = b"GET / HTTP/1.1\r\nHost: test\r\nConnection: upgrade\r\nUpgrade: words\r\n\r\n";
     client.get_mut().write_all(request).unwrap();
-    let (mut upgraded, _) = upstream.accept().unwrap();
-    read_head(&mut io::BufReader::new(&mut upgraded)).unwrap();
+    let mut upgraded = accept_request(&upstream);
     upgraded.write_all(b"HTTP/1.1 101 Go\r\nConnection: upgrade\r\nUpgrade: words\r\n\r\n").unwrap();
     assert!(read_head(&mut client).unwrap().starts_with("HTTP/1.1 101 "));
     let mut received = [0; 5];
