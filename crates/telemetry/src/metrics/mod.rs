@@ -29,7 +29,7 @@ pub use rules::RuleSlots;
 use rules::{RuleCountTable, RuleCounts, RuleRegistry};
 use sketch::{Sampler, Sketch};
 pub use top_clients::MetricsReader;
-use top_clients::TopClients;
+use top_clients::{SeriesCount, TopClients};
 use upstreams::Upstreams;
 pub use upstreams::{AttemptResult, UpstreamCounts};
 
@@ -315,12 +315,20 @@ impl MetricsHandle {
     pub fn record_rejection(&self, slots: &RuleSlots, rule: RuleId, client: &[u8], now: Timestamp) {
         let (shard, top_clients, slot) = (self.shard(), &self.metrics.top_clients, slots.of(rule));
         let hash = top_clients.hash(slot, client);
-        if top_clients.count(self.shard, hash) {
-            return;
+        let count = || top_clients.count(self.shard, hash);
+        match count() {
+            SeriesCount::Counted => return,
+            SeriesCount::SeriesFree => {
+                // From the first rejection on, so that clients with as many have the same count.
+                let is_added = top_clients.add_if_free(hash, slot, client, now);
+                if is_added && count() == SeriesCount::Counted {
+                    return;
+                }
+            }
+            SeriesCount::NoneFree => {}
         }
         shard.rules.increment(slot, |counts| &counts.exceeded);
-        let Some(weight) = shard.sampler.weight(now) else { return };
-        if !top_clients.add_if_free(hash, slot, client, now)
+        if let Some(weight) = shard.sampler.weight(now)
             && let Ok(mut sketch) = shard.sketch.try_lock()
         {
             sketch.add(hash, slot, client, weight);

@@ -59,6 +59,16 @@ impl TopClient {
     }
 }
 
+/// Whether a rejection was counted in the series of its client.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum SeriesCount {
+    Counted,
+    /// The client has no series and may get one.
+    SeriesFree,
+    /// All series are in use.
+    NoneFree,
+}
+
 type TableSlot = Option<(u64, Arc<TopClient>)>;
 
 /// Clients by hash, with open addressing.
@@ -166,18 +176,21 @@ impl TopClients {
         self.seed.hash_one((rule, client))
     }
 
-    /// Counts a rejection if the client has a series. Returns whether it has one.
-    pub(crate) fn count(&self, core: usize, hash: u64) -> bool {
+    /// Counts a rejection if the client has a series.
+    pub(crate) fn count(&self, core: usize, hash: u64) -> SeriesCount {
         let table = self.table.load();
-        let counter = table.find(hash).and_then(|client| client.counters.get(core % self.cores.max(1)));
-        counter.inspect(|counter| counter.increment()).is_some()
+        match table.find(hash).and_then(|client| client.counters.get(core % self.cores.max(1))) {
+            Some(counter) => {
+                counter.increment();
+                SeriesCount::Counted
+            }
+            None if table.count < MAX_SERIES => SeriesCount::SeriesFree,
+            None => SeriesCount::NoneFree,
+        }
     }
 
     /// Gives a client a series if one is free and the list is not locked. Returns whether it got one.
     pub(crate) fn add_if_free(&self, hash: u64, rule: RuleSlot, client: &[u8], now: Timestamp) -> bool {
-        if self.table.load().count >= MAX_SERIES {
-            return false;
-        }
         let Ok(mut series) = self.series.try_lock() else { return false };
         let is_added = series.active.len() < MAX_SERIES && series.add(hash, self.client(rule, client), now);
         if is_added {
