@@ -6,7 +6,8 @@ use http::header::{CONNECTION, CONTENT_LENGTH, CONTENT_TYPE, HeaderValue, WWW_AU
 use http::{HeaderMap, Response, StatusCode, Version};
 use http_body::Body;
 use tidegate_headers::{
-    BodyFormat, BodyStyle, ErrorBody, RefusalEntry, grpc_content_type, write_grpc_status, write_retry_after,
+    BodyFormat, BodyStyle, ErrorBody, REQUEST_ID, RefusalEntry, grpc_content_type, write_grpc_status,
+    write_retry_after,
 };
 use tidegate_policy::{FallbackBody, FallbackPlan, RequestError};
 
@@ -14,7 +15,7 @@ use crate::http::response_body::ResponseBody;
 use crate::worker::WorkerSnapshot;
 
 /// Capacity for the headers of an error response, the rate-limit headers included.
-const HEADERS: usize = 12;
+const HEADERS: usize = 13;
 
 /// Why a request was not served.
 #[derive(Debug)]
@@ -194,6 +195,18 @@ impl ServeError {
         }
     }
 
+    /// Whether the charge of a request is refunded that nothing was sent of: what refuses it is not the client's.
+    pub(crate) fn refunds_unsent(&self) -> bool {
+        matches!(
+            self,
+            Self::BreakerOpen(_)
+                | Self::BulkheadFull
+                | Self::Overloaded
+                | Self::TooManyWaiting
+                | Self::DeadlineExceeded
+        )
+    }
+
     /// Whether the connection must be closed because the next bytes may not be a request.
     fn closes_connection(&self) -> bool {
         self.status() == StatusCode::BAD_REQUEST
@@ -201,12 +214,12 @@ impl ServeError {
     }
 }
 
-/// The response for a request that was not served. Reuses the allocation of the request headers.
+/// The response for a request that was not served, with its `id`. Reuses the allocation of the request headers.
 pub(crate) fn rescue(
     mut cause: ServeError,
     snapshot: &WorkerSnapshot,
-    version: Version,
-    mut headers: HeaderMap,
+    (version, mut headers): (Version, HeaderMap),
+    id: HeaderValue,
 ) -> Response<ResponseBody> {
     let grpc = grpc_content_type(version, &headers).cloned();
     headers.clear();
@@ -220,6 +233,7 @@ pub(crate) fn rescue(
         let is_limited = cause.refusal().is_ok_and(RefusalEntry::is_rejection);
         write_retry_after(&mut headers, seconds, if is_limited { snapshot.styles() } else { &[] });
     }
+    headers.insert(REQUEST_ID, id);
     *response.headers_mut() = headers;
     response
 }

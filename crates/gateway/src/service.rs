@@ -23,7 +23,7 @@ use http::request::Parts;
 use http::{HeaderMap, HeaderValue, Response, Version};
 use http_body::Body;
 use hyper::body::Incoming;
-use tidegate_headers::{DEGRADE, RateLimitHeaders, grpc_content_type, is_rejected_by_upstream};
+use tidegate_headers::{DEGRADE, REQUEST_ID, RateLimitHeaders, grpc_content_type, is_rejected_by_upstream};
 use tidegate_limiter::{Charge, ChargeMeter};
 use tidegate_policy::{NormalRequest, ReadOptions, RequestError, RequestHead, Route};
 use tidegate_store::Store;
@@ -36,8 +36,9 @@ use crate::error::{ServeError, rescue};
 use crate::forward::{AttemptContext, OutboundRequest, PendingUpgrade};
 use crate::http::access_log::summarize;
 use crate::http::header_flags::HeaderFlags;
-use crate::http::hop_headers::{self, ConnInfo};
+use crate::http::hop_headers::{self, ConnInfo, PreparedRequest};
 use crate::http::request_body::UploadHandle;
+use crate::http::request_id::RequestId;
 use crate::http::response_body::ResponseBody;
 use crate::http::{trace_context, validate};
 use crate::limit::{AdmittedRequest, LimitOutcome};
@@ -63,6 +64,10 @@ pub(crate) struct Exchange<'e, S> {
     pub(crate) reuse: Option<Box<ResponseReuse>>,
     /// A server may have received the request, whatever happened to later attempts.
     pub(crate) may_have_arrived: bool,
+    /// The peer is a trusted proxy.
+    is_trusted: bool,
+    /// Known once its headers are prepared for an upstream.
+    request_id: Option<RequestId>,
 }
 
 /// A request as it arrived. Forwarding moves its parts out.
@@ -106,6 +111,8 @@ impl<'e, S: Store + 'static> Exchange<'e, S> {
             degradation: None,
             reuse: None,
             may_have_arrived: false,
+            is_trusted: false,
+            request_id: None,
         }
     }
 
@@ -119,6 +126,7 @@ impl<'e, S: Store + 'static> Exchange<'e, S> {
             Box::new(SentTarget { method, uri, has_body })
         });
         let mut read = self.read(parts)?;
+        self.is_trusted = read.is_trusted;
         // A request without a route is not charged.
         let (route, upstream) = read
             .route
@@ -218,7 +226,7 @@ impl<'e, S: Store + 'static> Exchange<'e, S> {
         let (worker, snapshot, conn_info, flags) = (self.worker, self.snapshot, self.conn_info, self.flags);
         let upgrade = PendingUpgrade::take_from(parts, flags, conn_info);
         let addresses = snapshot.plan().identities.addresses();
-        let ignores_forwarding = hop_headers::prepare_request(
+        let PreparedRequest { id, ignores_forwarding } = hop_headers::prepare_request(
             &mut parts.headers,
             flags,
             (conn_info, is_trusted),
@@ -233,7 +241,8 @@ impl<'e, S: Store + 'static> Exchange<'e, S> {
             parts.headers.insert(DEGRADE, HeaderValue::from_static("1"));
         }
         trace_context::propagate(&self.record, &mut parts.headers);
-        self.record.set_id(|| parts.headers.get(hop_headers::REQUEST_ID).and_then(|id| id.to_str().ok()));
+        self.record.set_id(|| parts.headers.get(REQUEST_ID).and_then(|id| id.to_str().ok()));
+        self.request_id = Some(id);
         // The response to a failed gRPC call needs the content type of the request, whose headers are moved out below.
         // Every gRPC call has `te: trailers`.
         let may_be_grpc = flags.contains(HeaderFlags::TE) && parts.version == Version::HTTP_2;
@@ -272,8 +281,17 @@ impl<'e, S: Store + 'static> Exchange<'e, S> {
             }
             Err(cause) => {
                 self.record.set_error(|| cause.code_and_retry_after());
+                if cause.refunds_unsent() {
+                    self.record.set_unserved();
+                }
+                let id = self
+                    .request_id
+                    .take()
+                    .unwrap_or_else(|| RequestId::of_request(&parts.headers, self.flags, self.is_trusted));
+                let id = id.to_value();
+                self.record.set_id(|| id.to_str().ok());
                 let (status, headers) = (cause.status(), std::mem::take(&mut parts.headers));
-                (rescue(cause, self.snapshot, parts.version, headers), status)
+                (rescue(cause, self.snapshot, (parts.version, headers), id), status)
             }
         };
         self.headers.insert_into(response.headers_mut());

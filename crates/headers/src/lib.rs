@@ -47,6 +47,7 @@ mod names;
 mod quota;
 mod refusal;
 mod rejection_body;
+mod request_id;
 mod retry_after;
 mod scan;
 mod structured_list;
@@ -62,10 +63,11 @@ pub use cache::{
     CacheKind, SharedUse, cache_policy, clamp_age, normal_request, owned_headers, varying_headers,
 };
 pub use grpc::{grpc_content_type, grpc_status, percent_encoded, write_grpc_status};
-pub use names::DEGRADE;
+pub use names::{DEGRADE, REQUEST_ID};
 pub use quota::Quota;
 pub use refusal::RefusalEntry;
 pub use rejection_body::RejectionBody;
+pub use request_id::random_request_id;
 pub use retry_after::{HeaderTarget, RetryAfter, write_retry_after};
 pub use style::{BodyFormat, BodyStyle, HeaderStyle};
 pub use template::{BodyTemplate, TemplateError, TemplateField};

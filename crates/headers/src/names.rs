@@ -1,4 +1,4 @@
-//! The names of the rate-limit headers, and of the header of degraded requests.
+//! The names of the rate-limit headers, of the header of degraded requests, and of the request id.
 
 use http::header::HeaderName;
 
@@ -12,4 +12,6 @@ pub(crate) const RESET: HeaderName = HeaderName::from_static("ratelimit-reset");
 pub(crate) const POLICY: HeaderName = HeaderName::from_static("ratelimit-policy");
 /// Tells a service that a request exceeds a limit, so that it can respond more cheaply.
 pub const DEGRADE: HeaderName = HeaderName::from_static("x-tidegate-degrade");
+/// Identifies a request in responses, logs and traces, and for upstreams.
+pub const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 pub(crate) const RATELIMIT: HeaderName = HeaderName::from_static("ratelimit");

@@ -261,6 +261,13 @@ impl<'t> RequestRecord<'t> {
         }
     }
 
+    /// The request was refused after its limits had admitted it. Its charge was refunded unless it was sent to a server.
+    pub fn set_unserved(&mut self) {
+        if let Some(access) = &mut self.access {
+            access.set_unserved();
+        }
+    }
+
     /// Sets the status of the response, and the length of its body if that is known.
     pub fn set_response(&mut self, status: u16, bytes: Option<u64>) {
         self.status = Some(status);

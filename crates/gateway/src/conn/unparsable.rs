@@ -11,6 +11,7 @@ use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt};
 use super::io::TrackedIo;
 use crate::error::{ServeError, omit_body, rescue};
 use crate::http::hop_headers::ConnInfo;
+use crate::http::request_id::RequestId;
 use crate::http::response_body::ResponseBody;
 use crate::worker::Worker;
 
@@ -58,7 +59,10 @@ pub(super) async fn respond<S: Store + 'static, T: AsyncRead + AsyncWrite + Unpi
         let mut record = worker.recorder.start();
         record.describe(|| summarize_unparsed(&conn_info));
         record.set_error(|| cause.code_and_retry_after());
-        let mut response = rescue(cause, &worker.snapshot(), Version::HTTP_11, HeaderMap::new());
+        let id = RequestId::random().to_value();
+        record.set_id(|| id.to_str().ok());
+        let request = (Version::HTTP_11, HeaderMap::new());
+        let mut response = rescue(cause, &worker.snapshot(), request, id);
         let length = http_body::Body::size_hint(response.body()).exact();
         record.set_response(response.status().as_u16(), length);
         response.headers_mut().insert(CONTENT_LENGTH, length.unwrap_or_default().into());

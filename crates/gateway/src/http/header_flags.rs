@@ -149,7 +149,7 @@ mod tests {
             (EXPECT, HeaderFlags::EXPECT),
             (COOKIE, HeaderFlags::COOKIE),
             (hop_headers::FORWARDED_HOST, HeaderFlags::FORWARDED_HOST),
-            (hop_headers::REQUEST_ID, HeaderFlags::REQUEST_ID),
+            (tidegate_headers::REQUEST_ID, HeaderFlags::REQUEST_ID),
         ];
         for (name, flag) in single {
             assert!(flags_of(&name).contains(flag), "{name}");

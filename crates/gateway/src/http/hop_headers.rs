@@ -9,18 +9,19 @@ use http::header::{
 };
 use http::{HeaderMap, Version};
 use smallvec::SmallVec;
+use tidegate_headers::REQUEST_ID;
 use tidegate_policy::{Addresses, HeaderRules, UnderscoreHeaders};
 use tidegate_tower::deadline::Deadline;
 
 use crate::conn::{Activity, ConnectionGuard};
 use crate::http::forwarded::{ForwardedNode, rewrite_forwarded};
 use crate::http::header_flags::HeaderFlags;
+use crate::http::request_id::RequestId;
 
 pub(crate) const FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
 pub(crate) const FORWARDED_HOST: HeaderName = HeaderName::from_static("x-forwarded-host");
 pub(crate) const FORWARDED_PROTO: HeaderName = HeaderName::from_static("x-forwarded-proto");
 pub(crate) const REAL_IP: HeaderName = HeaderName::from_static("x-real-ip");
-pub(crate) const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 const KEEP_ALIVE: HeaderName = HeaderName::from_static("keep-alive");
 const PROXY_CONNECTION: HeaderName = HeaderName::from_static("proxy-connection");
 
@@ -131,15 +132,21 @@ fn strip_named(headers: &mut HeaderMap, connection: &HeaderValue, keeps_upgrade:
     }
 }
 
-/// Prepares a client's headers for an upstream. Returns whether forwarding headers were ignored because the peer is not a
-/// trusted proxy.
+/// What is known of a request whose headers are prepared.
+pub(crate) struct PreparedRequest {
+    pub(crate) id: RequestId,
+    /// Forwarding headers were ignored because the peer is not a trusted proxy.
+    pub(crate) ignores_forwarding: bool,
+}
+
+/// Prepares a client's headers for an upstream.
 pub(crate) fn prepare_request(
     headers: &mut HeaderMap,
     flags: HeaderFlags,
     (conn, is_trusted): (&ConnInfo, bool),
     addresses: &Addresses,
     keeps_upgrade: bool,
-) -> bool {
+) -> PreparedRequest {
     let mut ignores_forwarding = false;
     let accepts_trailers = flags.contains(HeaderFlags::TE) && lists(headers, &TE, "trailers");
     strip_hop_by_hop(headers, flags, keeps_upgrade);
@@ -170,10 +177,11 @@ pub(crate) fn prepare_request(
         let host = host.clone();
         headers.insert(FORWARDED_HOST, host);
     }
-    if !(is_trusted && flags.contains(HeaderFlags::REQUEST_ID) && headers.contains_key(REQUEST_ID)) {
-        headers.insert(REQUEST_ID, request_id());
+    let id = RequestId::of_request(headers, flags, is_trusted);
+    if matches!(id, RequestId::Random(_)) {
+        headers.insert(REQUEST_ID, id.to_value());
     }
-    ignores_forwarding
+    PreparedRequest { id, ignores_forwarding }
 }
 
 /// HTTP/2 may split cookies over several headers, HTTP/1.1 may not.
@@ -201,12 +209,4 @@ pub(crate) fn strip_trailers(trailers: &mut HeaderMap, rules: &HeaderRules, unde
 pub(crate) fn prepare_response(headers: &mut HeaderMap, keeps_upgrade: bool) {
     // `Trailer` stays: over HTTP/1.1 only announced trailers are sent.
     strip_hop_by_hop(headers, HeaderFlags::scan(headers), keeps_upgrade);
-}
-
-/// A random ID of 128 bits, which identifies a request in the logs of several machines.
-fn request_id() -> HeaderValue {
-    const DIGITS: &[u8; 16] = b"0123456789abcdef";
-    let bits = fastrand::u128(..);
-    let id: [u8; 32] = std::array::from_fn(|n| DIGITS[(bits >> (4 * n)) as usize & 15]);
-    HeaderValue::from_bytes(&id).unwrap_or(HeaderValue::from_static("0"))
 }

@@ -3,9 +3,9 @@
 use std::net::IpAddr;
 use std::rc::Rc;
 
-use http::{Method, StatusCode, Version};
+use http::{HeaderValue, Method, StatusCode, Version};
 use serde::Deserialize;
-use tidegate_headers::BodyStyle;
+use tidegate_headers::{BodyStyle, REQUEST_ID, random_request_id};
 use tidegate_store::Store;
 use tidegate_telemetry::{Protocol, RequestRecord, RequestSummary};
 
@@ -123,8 +123,20 @@ pub(super) async fn dispatch<S: Store + 'static>(
     if is_authorize && !response.body.is_empty() {
         authorize::repeat_body(&request.headers, &mut response);
     }
+    if response.status.is_client_error() || response.status.is_server_error() {
+        identify(&mut response, &request.headers, &mut call.record);
+    }
     call.record.set_response(response.status.as_u16(), Some(response.body.len() as u64));
     response
+}
+
+/// Gives a refusal or an error the id of its request: that of the program or proxy that asks, or a new one.
+fn identify(response: &mut HttpResponse, headers: &RequestHeaders<'_>, record: &mut RequestRecord<'_>) {
+    let received = headers.values("x-request-id").next();
+    let id = received.filter(|id| !id.is_empty()).and_then(|id| HeaderValue::from_bytes(id).ok());
+    let id = id.unwrap_or_else(|| random_request_id(fastrand::u128(..).to_be_bytes()));
+    record.set_id(|| id.to_str().ok());
+    response.headers.insert(REQUEST_ID, id);
 }
 
 /// Answers a request, without a future if nothing has to be awaited: its room would cost as much as the decision.

@@ -79,6 +79,8 @@ pub(crate) struct AccessEntry {
     retry_after: Option<u64>,
     pub(crate) attempts: Vec<AttemptEntry>,
     cause: Option<&'static str>,
+    /// Its limits admitted it, but it was not served, and its charge was refunded.
+    is_refunded: bool,
     bytes: Option<u64>,
 }
 
@@ -123,6 +125,7 @@ impl AccessEntry {
             retry_after: None,
             attempts: Vec::new(),
             cause: None,
+            is_refunded: false,
             bytes: None,
         }
     }
@@ -206,7 +209,8 @@ impl AccessEntry {
         attributes.extend(self.rule.as_ref().map(|rule| KeyValue::new("tidegate.rule", rule.clone())));
         if let Some((limit, remaining)) = self.limit {
             attributes.push(KeyValue::new("tidegate.limit", number(limit)));
-            attributes.push(KeyValue::new("tidegate.remaining", number(remaining)));
+            attributes
+                .extend((!self.is_refunded).then(|| KeyValue::new("tidegate.remaining", number(remaining))));
         }
         attributes.extend(self.action.map(|action| KeyValue::new("tidegate.action", action.name())));
         attributes
@@ -216,6 +220,19 @@ impl AccessEntry {
 
     pub(crate) fn set_error(&mut self, cause: &'static str, retry_after: Option<u64>) {
         (self.cause, self.retry_after) = (Some(cause), retry_after);
+    }
+
+    /// An admitted request was refused. Its charge was refunded unless it was sent to a server.
+    pub(crate) fn set_unserved(&mut self) {
+        self.is_refunded = self.attempts.is_empty();
+    }
+
+    /// How the decision is named: a request that was refunded is neither rejected by a limit nor served.
+    pub(crate) fn decision_name(&self, decision: DecisionKind) -> &'static str {
+        match decision {
+            DecisionKind::Admitted if self.is_refunded => "refunded",
+            decision => decision.name(),
+        }
     }
 
     pub(crate) fn set_retry_after(&mut self, seconds: u64) {
@@ -247,7 +264,7 @@ impl AccessEntry {
             line.text("client", &client.to_string());
         }
         if let Some((decision, nanos)) = decision {
-            line.text("decision", decision.name());
+            line.text("decision", self.decision_name(decision));
             line.millis("decision_ms", nanos);
         }
         if let Some(action) = self.action {
@@ -258,7 +275,9 @@ impl AccessEntry {
         }
         if let Some((limit, remaining)) = self.limit {
             line.number("limit", limit);
-            line.number("remaining", remaining);
+            if !self.is_refunded {
+                line.number("remaining", remaining);
+            }
         }
         if let Some(seconds) = self.retry_after {
             line.number("retry_after", seconds);

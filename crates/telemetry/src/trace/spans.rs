@@ -35,7 +35,7 @@ impl TraceSpans {
             let mut span = self.span(span_id(), SpanKind::Internal, (start, start + time_span(nanos)));
             span.name = "decision".into();
             span.attributes = access.decision_attributes();
-            span.attributes.push(KeyValue::new("tidegate.decision", decision.name()));
+            span.attributes.push(KeyValue::new("tidegate.decision", access.decision_name(decision)));
             spans.push(span);
         }
         for (index, attempt) in access.attempts.iter().enumerate() {

@@ -92,7 +92,7 @@ fn words(text: &str) -> String {
     text.split_whitespace().collect::<Vec<_>>().join(" ")
 }
 
-/// The text with `N` in place of times.
+/// The text with `N` in place of times and ids.
 fn without_times(text: &str) -> String {
     text.lines().map(|line| line_without_times(line) + "\n").collect()
 }
@@ -101,6 +101,10 @@ fn line_without_times(line: &str) -> String {
     if let Some(date) = line.strip_prefix("date: ") {
         assert!(date.ends_with(" GMT"), "{line}");
         return "date: N".to_owned();
+    }
+    if let Some(id) = line.strip_prefix("x-request-id: ") {
+        assert_eq!(id.len(), 32, "{line}");
+        return "x-request-id: N".to_owned();
     }
     let mut line = line.to_owned();
     for prefix in TIME_PREFIXES {

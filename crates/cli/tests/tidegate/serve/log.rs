@@ -1,10 +1,12 @@
 //! The log of a running gateway: lines of JSON without secrets.
 
+use std::collections::BTreeMap;
 use std::io::Write;
 use std::net::TcpStream;
 
 use serde_json::Value;
 use tidegate_testkit::client::{Connection, FrameClient, PING, get};
+use tidegate_testkit::port::free_address;
 use tidegate_testkit::process::{PolicyFile, Tidegate};
 use tidegate_testkit::server::echo;
 use tidegate_testkit::wait::{DEADLINE, eventually_some};
@@ -70,6 +72,39 @@ fn log_lines_of_hostile_requests_stay_json_and_omit_the_api_key() {
     let text = std::fs::read_to_string(log).unwrap();
     assert!(!text.contains("very_secret"), "{text}");
     assert!(!text.chars().any(|c| c.is_control() && c != '\n'), "{text:?}");
+}
+
+#[test]
+fn response_of_the_gateway_has_the_id_of_its_log_line() {
+    let file = PolicyFile::new(&policy(
+        &format!("http://{}", free_address()),
+        "{ access: all, rejected: all, to: a.log }",
+    ));
+    let server = serve(&["--config", &file.path()]);
+    let mut responses: Vec<_> = (0..4).map(|_| get(&server.address, "")).collect();
+    responses.push(get(&server.address, "X-Request-Id: of-the-proxy\r\n"));
+    responses.push(get(&server.address, "Host: two\r\n"));
+    responses.push(get(&server.address, "No header\r\n"));
+    let statuses: Vec<_> = responses.iter().map(|response| response.status).collect();
+    assert_eq!(statuses, [502, 502, 502, 429, 429, 400, 400]);
+    let ids = responses.iter().map(|response| response.header("x-request-id").unwrap());
+    let expected: BTreeMap<_, _> = ids.map(str::to_owned).zip(statuses.clone()).collect();
+    assert!(expected.contains_key("of-the-proxy") && expected.len() == statuses.len(), "{expected:?}");
+    let logged = eventually_some("a line for each response", || {
+        let text = std::fs::read_to_string(file.beside("a.log")).unwrap_or_default();
+        let lines = text.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
+        let requests = lines.filter(|line| line["event"] == "request");
+        let logged: BTreeMap<_, _> = requests
+            .map(|line| {
+                (
+                    line["id"].as_str().unwrap().to_owned(),
+                    u16::try_from(line["status"].as_u64().unwrap()).unwrap(),
+                )
+            })
+            .collect();
+        (logged.len() == statuses.len()).then_some(logged)
+    });
+    assert_eq!(logged, expected);
 }
 
 #[test]

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use serde_json::Value;
+use tidegate_gateway::BreakerCommand;
 use tidegate_policy::SampleRate;
 use tidegate_telemetry::{Log, LogReceiver, LogSampling, Telemetry};
 use tidegate_testkit::server::HttpServer;
@@ -67,6 +68,40 @@ async fn log_line_has_client_decision_and_response_without_secrets() {
     for secret in ["very_secret", "hunter2", "sesame"] {
         assert!(!all.contains(secret), "{all}");
     }
+}
+
+#[tokio::test]
+async fn rejection_has_an_id_of_its_own_unless_a_trusted_proxy_sends_one() {
+    let (gateway, _upstream, lines) = logging_gateway(ALL, TWO).await;
+    for status in [200, 200, 429] {
+        let response = gateway.get_with("/", &[("x-request-id", "invented")]).await;
+        assert_eq!(response.status, status);
+        let line = next(&lines);
+        let id = line["id"].as_str().unwrap();
+        assert!(id.len() == 32 && id.bytes().all(|digit| digit.is_ascii_hexdigit()), "{line}");
+        let sent = response.header("x-request-id");
+        assert_eq!(sent, (status == 429).then_some(id), "responses of the upstream are forwarded unchanged");
+    }
+}
+
+#[tokio::test]
+async fn request_that_an_open_breaker_refuses_is_logged_as_refunded() {
+    let rest = "rate_limits: { default: { requests: 5, window: 1h } }";
+    let (gateway, upstream, lines) = logging_gateway(ALL, rest).await;
+    let policy = format!(
+        "upstreams: {{ api: {{ servers: [{}], breaker: {{ failures: 1 }} }} }}\nroutes: [{{ upstream: api }}]\n{rest}",
+        upstream.url()
+    );
+    gateway.replace_policy(&policy);
+    gateway.force_breaker("api", None, BreakerCommand::Open).unwrap();
+    assert_eq!(gateway.get("/").await.status, 503);
+    let refused = next(&lines);
+    assert_eq!((&refused["decision"], &refused["cause"]), (&"refunded".into(), &"breaker_open".into()));
+    assert_eq!((&refused["rule"], &refused["remaining"]), (&"default".into(), &Value::Null), "{refused}");
+    gateway.force_breaker("api", None, BreakerCommand::Reset).unwrap();
+    assert_eq!(gateway.get("/").await.status, 200);
+    let served = next(&lines);
+    assert_eq!((&served["decision"], &served["remaining"]), (&"admitted".into(), &4.into()), "{served}");
 }
 
 #[tokio::test]

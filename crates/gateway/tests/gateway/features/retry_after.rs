@@ -166,7 +166,7 @@ async fn retry_after_at_full_concurrency_limit_counts_the_limit_too() {
     });
     soon(upstream.first_request()).await;
     let rejected = gateway.get("/").await;
-    assert_eq!(rejected.json()["rule"], "exports");
+    assert_eq!(rejected.json()["rule"], "default");
     assert_eq!(rejected.number("retry-after"), 5, "after 1 s the limit would reject it");
     release.add_permits(1);
     assert_eq!(soon(first_request).await.unwrap(), 200);

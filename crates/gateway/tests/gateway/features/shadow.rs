@@ -22,14 +22,16 @@ async fn raw_responses(gateway: &TestGateway, requests: &[&str]) -> Vec<Bytes> {
         stream.write_all(head.as_bytes()).await.unwrap();
         let mut response = Vec::new();
         soon(stream.read_to_end(&mut response)).await.unwrap();
-        responses.push(without_date(&response));
+        responses.push(without_date_and_id(&response));
     }
     responses
 }
 
-fn without_date(response: &[u8]) -> Bytes {
+fn without_date_and_id(response: &[u8]) -> Bytes {
     let text = String::from_utf8(response.to_vec()).unwrap();
-    let lines = text.split_inclusive("\r\n").filter(|line| !line.to_lowercase().starts_with("date:"));
+    let is_kept =
+        |line: &&str| !["date:", "x-request-id:"].iter().any(|name| line.to_lowercase().starts_with(name));
+    let lines = text.split_inclusive("\r\n").filter(is_kept);
     lines.collect::<String>().into()
 }
 
