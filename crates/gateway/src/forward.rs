@@ -155,6 +155,8 @@ impl<'e, S: Store + 'static> Exchange<'e, S> {
         let AttemptContext { upstream, caller, permits, may_have_waited } = context;
         let resilience = &upstream.resilience;
         let mut bounds = self.time_bounds(upstream, caller.at);
+        // What follows an upgrade has no end.
+        bounds.timeouts.starts_deadline &= upgrade.is_none();
         let mut selected = upstream.select(*caller, &[]).map_err(|error| select_error(upstream, error))?;
         let has_body = self.worker.can_start(upstream, &selected, request.upload());
         if !has_body {
@@ -258,10 +260,8 @@ impl<'e, S: Store + 'static> Exchange<'e, S> {
     ) -> Result<Answer, AttemptFailure> {
         let AttemptContext { upstream, permits, .. } = context;
         let (worker, record) = (self.worker, &mut self.record);
-        if let Some(deadline) = bounds.deadline
-            && let Some(headers) = request.headers_mut()
-        {
-            deadline.write_headers(headers, bounds.clock.now());
+        if bounds.deadline.is_some() || bounds.timeouts.starts_deadline {
+            bounds.tell_server(request);
         }
         let shed = upstream.resilience.shed.as_ref().map(|shed| (shed, bounds.clock.read()));
         let trial = record.start_attempt(&upstream.counts);
@@ -372,7 +372,8 @@ impl<'e, S: Store + 'static> Exchange<'e, S> {
         }
         let min_rate = self.worker.limits.response_min_rate;
         let now = || self.worker.limiter.clock().now();
-        let left = self.deadline.map(|deadline| deadline.remaining(now()).into());
+        let of_body = self.deadline.filter(|deadline| !deadline.is_for_head());
+        let left = of_body.map(|deadline| deadline.remaining(now()).into());
         let body =
             |source| ResponseBody::Upstream(Box::new(ForwardedBody::new(source, conn, min_rate, left)));
         let has_end = self.reuse.is_some() && has_marked_end(&response);

@@ -9,7 +9,7 @@ use tidegate_tower::deadline::Deadline;
 
 use crate::error::ServeError;
 use crate::http::request_body::UploadHandle;
-use crate::upstream::AttemptTimeouts;
+use crate::upstream::{AttemptTimeouts, ForwardedRequest};
 
 /// Less than this is too late: upstreams get whole milliseconds, and some read 0 as unlimited.
 const MIN_REMAINING: Duration = Duration::from_millis(1);
@@ -78,6 +78,21 @@ impl TimeBounds<'_> {
         }
     }
 
+    /// Tells the server how long the request may take: until the deadline of the client, or else the rest of the total time. That
+    /// ends with the head of the response, and does not count while the client sends the body.
+    pub(crate) fn tell_server(&self, request: &mut ForwardedRequest) {
+        let deadline = match self.deadline {
+            Some(deadline) => deadline,
+            None if request.upload().is_complete() => {
+                Deadline::for_head(self.started + self.timeouts.total.into())
+            }
+            None => return,
+        };
+        if let Some(headers) = request.headers_mut() {
+            deadline.write_headers(headers, self.clock.now());
+        }
+    }
+
     /// Whether there is time left after `wait`.
     pub(crate) fn allows_wait(&self, wait: Duration) -> bool {
         let is_within = |deadline: Deadline| wait < Duration::from(deadline.remaining(self.clock.now()));
@@ -141,8 +156,13 @@ mod tests {
 
     fn bounds(clock: &ManualClock, deadline: Option<u64>) -> TimeBounds<'_> {
         let second = Duration::from_secs(1);
-        let timeouts =
-            AttemptTimeouts { connect: second, request: 2 * second, idle: second, total: 5 * second };
+        let timeouts = AttemptTimeouts {
+            connect: second,
+            request: 2 * second,
+            idle: second,
+            total: 5 * second,
+            starts_deadline: false,
+        };
         let deadline = deadline.map(|seconds| Deadline::at(START + TimeSpan::from_secs(seconds)));
         TimeBounds { clock, started: START, timeouts, deadline, max_stall: second }
     }

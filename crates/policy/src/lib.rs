@@ -79,7 +79,7 @@ pub use plan::{
     DegradedUpstream, EjectPlan, EncodedSlash, EndpointRule, ExceedAction, ExcessiveLoss, ExemptClients,
     FallbackBody, FallbackPlan, HeaderMatch, HealthCheckPlan, HostPattern, HttpOptions, ListenerPlan,
     LogPlan, LogTarget, Mode, NameSource, OnInvalid, PathCase, Plan, Quota, RateLimits, RejectionPlan,
-    ReloadPlan, ResiliencePlan, RetryCauses, RetryPlan, Route, Rule, RuleCondition, RuleCost, RuleMatch,
+    ReloadPlan, ResiliencePlan, RetryBudgetPlan, RetryCauses, RetryPlan, Route, Rule, RuleCondition, RuleCost, RuleMatch,
     RuleSharing, SampleRate, Secret, SecretFile, SentTier, ServiceListenerPlan, ServicePlan, StatusSet,
     StorePlan, StoreTlsPlan, StoreUrl, Tier, TierSource, TimeoutsPlan, TokenKey, TokenPlan, TracesPlan,
     UnderscoreHeaders, UpstreamPlan,

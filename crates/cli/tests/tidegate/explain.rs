@@ -43,7 +43,10 @@ fn explain_prints_resilience_of_route_and_upstream() {
     let json: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
     let route = &json["route"];
     assert_eq!(route["bulkhead"], "at most 50 in flight");
-    assert_eq!(route["resilience"]["timeouts"], "connect 2s, request 10s, idle 1m, total 30s");
+    assert_eq!(
+        route["resilience"]["timeouts"],
+        "connect 2s, request 10s, idle 1m, total 30s, starts a deadline"
+    );
     assert_eq!(route["resilience"]["shed"], "adaptive, 5 to 1000 in flight, initially 20");
 }
 

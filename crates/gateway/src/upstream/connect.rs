@@ -21,7 +21,7 @@ const PROBE_AFTER: Duration = Duration::from_secs(20);
 const PROBE_EVERY: Duration = Duration::from_secs(5);
 /// The connection is closed after this many probes without a response.
 const PROBES: u32 = 2;
-/// Sent data must be acknowledged within this time: longer than a route change takes, and half of the response timeout. It
+/// Sent data must be acknowledged within this time: longer than a route change takes. It
 /// equals the time until the last probe, because the kernel applies it to probes as well.
 const USER_TIMEOUT: Duration = Duration::from_secs(30);
 

@@ -63,6 +63,8 @@ pub(crate) struct AttemptTimeouts {
     pub(crate) idle: Duration,
     /// Until the response starts, for all attempts together.
     pub(crate) total: Duration,
+    /// Whether the server is told the rest of the total time if the request has no deadline.
+    pub(crate) starts_deadline: bool,
 }
 
 impl ResilienceState {
@@ -78,8 +80,9 @@ impl ResilienceState {
             request: Duration::from(timeouts.request).min(limits.response_timeout),
             idle: Duration::from(timeouts.idle).min(limits.upstream_idle),
             total: Duration::from(timeouts.total),
+            starts_deadline: timeouts.starts_deadline,
         };
-        let budget = RetryBudget::new(retry.budget, RetryBudget::MIN_PER_SECOND);
+        let budget = RetryBudget::new(retry.budget.share, retry.budget.floor);
         let shed = shed.map(|config| LoadShedder::with_clock(config, Arc::clone(clock))).transpose()?;
         Ok(Self {
             timeouts,

@@ -92,6 +92,7 @@ fn timeouts<'s>(node: &YamlNode<'s>, report: &mut ProblemReport<'s>) -> Timeouts
         request,
         idle: idle.unwrap_or(default.idle),
         total: total.unwrap_or_else(|| default.total.max(request)),
+        starts_deadline: total.is_some(),
     }
 }
 

@@ -26,7 +26,8 @@ pub(crate) use names::{
 pub use reference::reference;
 pub(crate) use rejections::{ERROR_BODY, RULE_ERROR_BODY};
 pub(crate) use resilience::{
-    ADAPTIVE_LIMIT, BREAKER, BULKHEAD, EJECT, FALLBACK, RETRY, ROUTE_BULKHEAD, SHED, SLOW, TIMEOUTS,
+    ADAPTIVE_LIMIT, BREAKER, BULKHEAD, EJECT, FALLBACK, RETRY, RETRY_BUDGET, ROUTE_BULKHEAD, SHED, SLOW,
+    TIMEOUTS,
 };
 pub use schema::schema;
 pub(crate) use service::{SERVICE, SERVICE_LISTENER, SERVICE_TLS};

@@ -65,7 +65,7 @@ pub(super) const ROUTE_BULKHEAD_KEY: PolicyKey = PolicyKey::new(
 pub(crate) static TIMEOUTS: Mapping = Mapping {
     name: "`timeouts`",
     path: "upstreams.NAME.timeouts",
-    doc: "The timeouts of an upstream. `connect` is at most `request`, and `request` at most `total`; a default adapts to the values that are set. A request that times out gets 504.",
+    doc: "The timeouts of an upstream. `connect` is at most `request`, and `request` at most `total`; a default adapts to the values that are set. A request without a response in time gets 504, and one without a connection in time 502.",
     keys: &[
         PolicyKey::new(
             "connect",
@@ -80,16 +80,16 @@ pub(crate) static TIMEOUTS: Mapping = Mapping {
             "How long a server may take until its response starts. Each attempt has this time.",
             "10s",
         )
-        .default("`60s`, or `total` if that is shorter"),
+        .default("`30s`, or `total` if that is shorter"),
         PolicyKey::new("idle", Duration, "How long an unused connection to a server stays open.", "60s")
             .default("60s"),
         PolicyKey::new(
             "total",
             Duration,
-            "How long all attempts together may take until the response starts, waits included.",
+            "How long all attempts together may take until the response starts, waits included. If it is set, a request without a deadline starts one that the upstream is told (`X-Request-Deadline-Ms`); it ends when the response starts.",
             "30s",
         )
-        .default("`2m`, or `request` if that is longer"),
+        .default("`30s`, or `request` if that is longer"),
     ],
 };
 
@@ -126,11 +126,11 @@ pub(crate) static RETRY: Mapping = Mapping {
         .default("decorrelated"),
         PolicyKey::new(
             "budget",
-            Percent,
-            "The largest share of requests that is retried. Ten retries per second are always allowed.",
+            Either(&[Percent, Object(&RETRY_BUDGET)]),
+            "The largest share of requests that is retried, over the last ten seconds.",
             "10%",
         )
-        .default("10%"),
+        .default("{ share: 10%, floor: 10 }"),
         PolicyKey::new(
             "buffer",
             Either(&[Size, Choice(OFF)]),
@@ -138,6 +138,23 @@ pub(crate) static RETRY: Mapping = Mapping {
             "64KiB",
         )
         .default("64KiB"),
+    ],
+};
+
+pub(crate) static RETRY_BUDGET: Mapping = Mapping {
+    name: "`budget`",
+    path: "upstreams.NAME.retry.budget",
+    doc: "How many retries all requests to an upstream share.",
+    keys: &[
+        PolicyKey::new("share", Percent, "The largest share of the requests of the last ten seconds that is retried.", "10%")
+            .default("10%"),
+        PolicyKey::new(
+            "floor",
+            Count(0),
+            "Retries per second that are allowed besides, so that an upstream with few requests is retried too. With 0 the share is strict.",
+            "0",
+        )
+        .default("10"),
     ],
 };
 

@@ -46,7 +46,7 @@ pub(crate) use reload::AddressRanges;
 pub use reload::{ExcessiveLoss, ReloadPlan};
 pub use resilience::{
     BreakerPlan, BreakerScope, BulkheadPlan, EjectPlan, FallbackBody, FallbackPlan, ResiliencePlan,
-    RetryCauses, RetryPlan, TimeoutsPlan,
+    RetryBudgetPlan, RetryCauses, RetryPlan, TimeoutsPlan,
 };
 pub use service::{ClientCaPlan, ServiceListenerPlan, ServicePlan};
 pub use store::{RuleSharing, SecretFile, StorePlan, StoreTlsPlan, StoreUrl};

@@ -2,7 +2,7 @@
 
 mod describe;
 
-use tidegate_core::{AdaptiveConfig, Backoff, BreakerConfig, Jitter, Ratio, TimeSpan};
+use tidegate_core::{AdaptiveConfig, Backoff, BreakerConfig, Jitter, Ratio, RetryBudget, TimeSpan};
 
 /// The resilience settings of an upstream. The default is what an upstream without any of these keys gets.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -48,15 +48,18 @@ pub struct TimeoutsPlan {
     pub idle: TimeSpan,
     /// How long all attempts together may take until the response starts.
     pub total: TimeSpan,
+    /// Whether a request without a deadline gets one: the policy sets `total`.
+    pub starts_deadline: bool,
 }
 
 impl Default for TimeoutsPlan {
     fn default() -> Self {
         Self {
             connect: TimeSpan::from_secs(5),
-            request: TimeSpan::from_secs(60),
+            request: TimeSpan::from_secs(30),
             idle: TimeSpan::from_secs(60),
-            total: TimeSpan::from_secs(120),
+            total: TimeSpan::from_secs(30),
+            starts_deadline: false,
         }
     }
 }
@@ -72,8 +75,8 @@ pub struct RetryPlan {
     pub methods: Vec<String>,
     /// The waits between attempts.
     pub backoff: Backoff,
-    /// Retries as a share of requests; a small number per second is always allowed.
-    pub budget: Ratio,
+    /// How many retries there may be.
+    pub budget: RetryBudgetPlan,
     /// Request bodies up to this size are kept for retries, in bytes.
     pub buffer: u64,
 }
@@ -95,9 +98,24 @@ impl Default for RetryPlan {
             on: RetryCauses { connect: true, reset: true, timeout: false, statuses: Vec::new() },
             methods: Self::IDEMPOTENT.map(str::to_owned).to_vec(),
             backoff,
-            budget: tidegate_core::RetryBudget::SHARE,
+            budget: RetryBudgetPlan::default(),
             buffer: 64 << 10,
         }
+    }
+}
+
+/// How many retries there may be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RetryBudgetPlan {
+    /// Retries as a share of requests.
+    pub share: Ratio,
+    /// Retries per second that are allowed besides.
+    pub floor: u32,
+}
+
+impl Default for RetryBudgetPlan {
+    fn default() -> Self {
+        Self { share: RetryBudget::SHARE, floor: RetryBudget::MIN_PER_SECOND }
     }
 }
 

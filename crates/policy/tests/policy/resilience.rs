@@ -9,7 +9,7 @@ use tidegate_core::{
 };
 use tidegate_policy::{
     BreakerPlan, BreakerScope, BulkheadPlan, EjectPlan, FallbackPlan, NoFiles, Plan, ResiliencePlan,
-    RetryCauses, RetryPlan, TimeoutsPlan, compile, diff,
+    RetryBudgetPlan, RetryCauses, RetryPlan, TimeoutsPlan, compile, diff,
 };
 
 const LIMITS: &str = "rate_limits: { default: { requests: 1, window: 1 } }";
@@ -57,14 +57,15 @@ fn upstream_with_all_keys_compiles_to_their_values() {
          eject: { after: 6, for: 20s, at_most: 50% }, shed: { adaptive: { initial: 30, min: 10, max: 200 } }, \
          fallback: { status: 200, body: down.html }",
     );
-    let TimeoutsPlan { connect, request, idle, total } = plan.timeouts;
+    let TimeoutsPlan { connect, request, idle, total, starts_deadline } = plan.timeouts;
+    assert!(starts_deadline && !TimeoutsPlan::default().starts_deadline);
     assert_eq!([connect, request, idle, total], [2_000, 10_000, 30_000, 30_000].map(millis));
     let retry = RetryPlan {
         attempts: 3,
         on: RetryCauses { connect: true, reset: false, timeout: true, statuses: vec![429, 502, 504] },
         methods: vec!["GET".to_owned(), "PURGE".to_owned()],
         backoff: Backoff::new(millis(50), millis(2_000), Jitter::Full).unwrap(),
-        budget: Ratio::from_percent(20),
+        budget: RetryBudgetPlan { share: Ratio::from_percent(20), ..RetryBudgetPlan::default() },
         buffer: 1 << 20,
     };
     assert_eq!(plan.retry, retry);
@@ -101,6 +102,13 @@ fn short_forms_compile_to_their_meaning() {
     assert_eq!(plan("retry: off").retry, RetryPlan { attempts: 1, ..default.retry });
     assert_eq!(plan("retry: { buffer: off }").retry.buffer, 0);
     assert_eq!(plan("retry: { on: 5xx }").retry.on.statuses, (500..=599).collect::<Vec<_>>());
+    let budget = |text: &str| plan(&format!("retry: {{ budget: {text} }}")).retry.budget;
+    let ten = RetryBudgetPlan { share: Ratio::from_percent(10), floor: 10 };
+    assert_eq!((budget("10%"), budget("{ share: 10% }"), budget("{}")), (ten, ten, ten));
+    assert_eq!(
+        budget("{ share: 5%, floor: 0 }"),
+        RetryBudgetPlan { share: Ratio::from_percent(5), floor: 0 }
+    );
     assert_eq!(plan("eject: off").eject, None);
     assert_eq!(plan("shed: adaptive").shed, Some(AdaptiveConfig::default()));
     let breaker = BreakerPlan { config: BreakerConfig::default(), scope: BreakerScope::Server };
@@ -221,9 +229,9 @@ fn diff_lists_changed_resilience_settings() {
         [
             "upstream `api` bulkhead added: at most 5 in flight",
             "upstream `api` retry changed: up to 2 attempts on connect, reset; idempotent methods; \
-             waits 25ms to 1s, decorrelated jitter; budget 10%; bodies up to 64KiB → off",
-            "upstream `api` timeouts changed: connect 5s, request 1m, idle 1m, total 2m → connect 5s, request 10s, idle \
-             1m, total 2m",
+             waits 25ms to 1s, decorrelated jitter; budget 10% and 10/s; bodies up to 64KiB → off",
+            "upstream `api` timeouts changed: connect 5s, request 30s, idle 1m, total 30s → connect 5s, request 10s, idle \
+             1m, total 30s",
         ]
     );
     assert_eq!(
@@ -260,7 +268,7 @@ fn long_chain_of_fallbacks_compiles_and_its_cycle_is_reported_once() {
 
 /// The documented defaults, by mapping.
 const DEFAULTS: [(&str, &[&str]); 3] = [
-    ("timeouts", &["connect: 5s", "request: 60s", "idle: 60s", "total: 2m"]),
+    ("timeouts", &["connect: 5s", "request: 30s", "idle: 60s"]),
     (
         "retry",
         &[

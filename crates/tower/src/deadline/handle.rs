@@ -23,7 +23,18 @@ pub struct Deadline {
 impl Deadline {
     /// A deadline at this instant.
     pub const fn at(at: Timestamp) -> Self {
-        Self { at, headers: DeadlineHeaders { grpc: false, envoy: false } }
+        Self { at, headers: DeadlineHeaders { grpc: false, envoy: false, is_for_head: false } }
+    }
+
+    /// A deadline at this instant for the head of the response: what has started by then goes on. `X-Request-Deadline-Scope: head`
+    /// tells the next service so.
+    pub const fn for_head(at: Timestamp) -> Self {
+        Self { at, headers: DeadlineHeaders { grpc: false, envoy: false, is_for_head: true } }
+    }
+
+    /// Whether it ends when the response starts.
+    pub const fn is_for_head(self) -> bool {
+        self.headers.is_for_head
     }
 
     /// Reads `X-Request-Deadline-Ms`, `grpc-timeout` and `X-Envoy-Expected-Rq-Timeout-Ms`; the shortest time applies. `None`

@@ -7,17 +7,22 @@ use tidegate_core::TimeSpan;
 const GRPC_TIMEOUT: HeaderName = HeaderName::from_static("grpc-timeout");
 /// Milliseconds.
 const DEADLINE_MS: HeaderName = HeaderName::from_static("x-request-deadline-ms");
+/// Which part of the response the deadline is for: `head`, or the whole response without this header.
+const DEADLINE_SCOPE: HeaderName = HeaderName::from_static("x-request-deadline-scope");
+const HEAD: HeaderValue = HeaderValue::from_static("head");
 /// Milliseconds, set by Envoy.
 const ENVOY_TIMEOUT_MS: HeaderName = HeaderName::from_static("x-envoy-expected-rq-timeout-ms");
 
 /// The largest number of `grpc-timeout`.
 const GRPC_MAX: u64 = 99_999_999;
 
-/// The headers that a deadline came with, besides `X-Request-Deadline-Ms`, which is always written.
+/// What a deadline came with, besides `X-Request-Deadline-Ms`, which is always written.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct DeadlineHeaders {
     pub(super) grpc: bool,
     pub(super) envoy: bool,
+    /// It ends when the response starts.
+    pub(super) is_for_head: bool,
 }
 
 /// The shortest time of all valid headers, and which of them there are.
@@ -30,7 +35,8 @@ pub(super) fn read(headers: &HeaderMap) -> Option<(TimeSpan, DeadlineHeaders)> {
     let grpc = shortest(&GRPC_TIMEOUT, parse_grpc);
     let envoy = shortest(&ENVOY_TIMEOUT_MS, parse_millis);
     let remaining = [own, grpc, envoy].into_iter().flatten().min()?;
-    Some((remaining, DeadlineHeaders { grpc: grpc.is_some(), envoy: envoy.is_some() }))
+    let is_for_head = headers.get(&DEADLINE_SCOPE).is_some_and(|scope| scope == HEAD);
+    Some((remaining, DeadlineHeaders { grpc: grpc.is_some(), envoy: envoy.is_some(), is_for_head }))
 }
 
 /// Rounds down: the next service must not believe that it has more time.
@@ -40,6 +46,9 @@ pub(super) fn write(headers: &mut HeaderMap, kinds: DeadlineHeaders, remaining: 
         headers.insert(ENVOY_TIMEOUT_MS, millis.clone());
     }
     headers.insert(DEADLINE_MS, millis);
+    if kinds.is_for_head {
+        headers.insert(DEADLINE_SCOPE, HEAD);
+    }
     if (kinds.grpc || headers.contains_key(&GRPC_TIMEOUT))
         && let Ok(timeout) = HeaderValue::try_from(format_grpc(remaining))
     {
@@ -48,7 +57,7 @@ pub(super) fn write(headers: &mut HeaderMap, kinds: DeadlineHeaders, remaining: 
 }
 
 pub(super) fn remove(headers: &mut HeaderMap) {
-    for name in [DEADLINE_MS, GRPC_TIMEOUT, ENVOY_TIMEOUT_MS] {
+    for name in [DEADLINE_MS, DEADLINE_SCOPE, GRPC_TIMEOUT, ENVOY_TIMEOUT_MS] {
         headers.remove(name);
     }
 }
@@ -162,6 +171,19 @@ mod tests {
         assert_eq!(headers["x-envoy-expected-rq-timeout-ms"], "1999");
         assert_eq!(headers["grpc-timeout"], "1999999u");
         assert_eq!(headers.len(), 3);
+    }
+
+    #[test]
+    fn deadline_for_the_head_stays_one_over_several_hops() {
+        let mut headers = headers(&[("x-request-deadline-ms", "3000"), ("x-request-deadline-scope", "head")]);
+        let (remaining, kinds) = read(&headers).unwrap();
+        headers.clear();
+        write(&mut headers, kinds, remaining);
+        assert_eq!((read(&headers).unwrap().1, headers.len()), (kinds, 2));
+        headers.insert("x-request-deadline-scope", HeaderValue::from_static("all"));
+        assert!(!read(&headers).unwrap().1.is_for_head, "an unknown scope is the whole response");
+        remove(&mut headers);
+        assert!(headers.is_empty());
     }
 
     #[test]

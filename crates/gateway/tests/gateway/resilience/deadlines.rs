@@ -9,8 +9,9 @@ use http_body_util::Empty;
 use tidegate_core::{TimeSpan, Timestamp};
 use tidegate_store::{Clock, ClockReading, ManualClock};
 use tidegate_testkit::client::{CollectedResponse, http2};
-use tidegate_testkit::server::{RecordingServer, Reply, silent_http1};
+use tidegate_testkit::server::{AcceptLoop, RecordingServer, Reply, silent_http1};
 use tidegate_testkit::wait::soon;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 use super::{GET, LIMIT, policy, status};
 use crate::fixture::{ResourceLimits, TestGateway};
@@ -154,11 +155,17 @@ impl Clock for SlowDecisionClock {
 
 /// Gateways that forward to each other, the first of the chain last. Each takes five seconds for a request.
 fn chain(hops: usize, server: &RecordingServer) -> Vec<TestGateway> {
+    chain_with(hops, server, "")
+}
+
+/// The same with these settings of the upstream of the first gateway.
+fn chain_with(hops: usize, server: &RecordingServer, first: &str) -> Vec<TestGateway> {
     let mut gateways: Vec<TestGateway> = Vec::new();
-    for _ in 0..hops {
+    for hop in 1..=hops {
         let url = gateways.last().map_or_else(|| server.url(), |next| format!("http://{}", next.address));
         let clock = SlowDecisionClock { time: super::manual_clock(), is_done: AtomicBool::new(false) };
-        gateways.push(TestGateway::start_at(Arc::new(clock), &policy(&[url], "", LIMIT)));
+        let settings = if hop == hops { first } else { "" };
+        gateways.push(TestGateway::start_at(Arc::new(clock), &policy(&[url], settings, LIMIT)));
     }
     gateways
 }
@@ -179,6 +186,75 @@ async fn chain_of_three_gateways_with_five_seconds_each_leaves_25_20_15() {
 }
 
 #[tokio::test]
+async fn total_timeout_of_the_first_of_three_gateways_leaves_30_25_20() {
+    let server = RecordingServer::start().await;
+    let mut remaining = Vec::new();
+    for hops in 1..=3 {
+        let gateways = chain_with(hops, &server, "timeouts: { total: 30s }");
+        assert_eq!(gateways[hops - 1].send_raw(GET).await.status, 200);
+        let last = server.last();
+        assert_eq!(last.header("x-request-deadline-scope"), Some("head"));
+        remaining.push(last.header("x-request-deadline-ms").expect("a deadline").to_owned());
+    }
+    assert_eq!(remaining, ["30000", "25000", "20000"]);
+    let late = chain_with(3, &server, "timeouts: { total: 9s }")[2].send_raw(GET).await;
+    assert_eq!((late.status, server.count()), (504, 3), "the last hop does not start");
+}
+
+#[tokio::test]
+async fn total_timeout_starts_no_deadline_unless_it_is_set_and_none_for_upgrades() {
+    let server = RecordingServer::start().await;
+    let upgrade = get("Connection: upgrade\r\nUpgrade: websocket\r\n");
+    for (settings, request, own) in [
+        ("", GET, None),
+        ("timeouts: { request: 5s }", GET, None),
+        ("timeouts: { total: 30s }", &upgrade, None),
+        ("timeouts: { total: 30s }", &get("X-Request-Deadline-Ms: 700000\r\n"), Some("700000")),
+    ] {
+        let gateway = TestGateway::start_at(super::manual_clock(), &policy(&[server.url()], settings, LIMIT));
+        assert_eq!(gateway.send_raw(request).await.status, 200);
+        let last = server.last();
+        assert_eq!(last.header("x-request-deadline-ms"), own, "{settings}");
+        assert_eq!(last.header("x-request-deadline-scope"), None, "{settings}");
+    }
+}
+
+#[tokio::test]
+async fn total_timeout_ends_with_the_head_of_the_response_over_two_gateways() {
+    let (part, rest) = (b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nabc", b"defghi");
+    let (release, released) = tokio::sync::oneshot::channel();
+    let released = std::sync::Mutex::new(Some(released));
+    let server = AcceptLoop::start(move |number, mut stream| {
+        let released = if number == 0 { released.lock().unwrap().take() } else { None };
+        async move {
+            let mut request = [0; 4096];
+            let _ = stream.read(&mut request).await;
+            // The first request gets a response that takes long, the second one none.
+            if let Some(released) = released {
+                stream.write_all(part).await.unwrap();
+                released.await.unwrap();
+                stream.write_all(rest).await.unwrap();
+            }
+            let _ = stream.read(&mut request).await;
+        }
+    })
+    .await;
+    let start = |url: String, settings: &str| {
+        TestGateway::start(&policy(&[url], settings, LIMIT), ResourceLimits::default())
+    };
+    let second = start(server.url(), "");
+    let settings = "retry: off, timeouts: { total: 2s }";
+    let first = start(format!("http://{}", second.address), settings);
+    let mut client = first.client().await;
+    client.send(GET.as_bytes()).await;
+    client.first_bytes().await;
+    // The time of a request that gets no response passes meanwhile.
+    assert_eq!(first.send_raw(GET).await.status, 504);
+    release.send(()).unwrap();
+    assert_eq!(client.response().await.expect("the whole response").text(), "abcdefghi");
+}
+
+#[tokio::test]
 async fn server_that_passes_on_504_has_failed_unless_the_deadline_is_shorter_than_the_timeout() {
     let server = RecordingServer::scripted(|_| Reply::Keep(status("504 Gateway Timeout", ""))).await;
     let settings = "breaker: { failures: 5 }, timeouts: { request: 5s }";
@@ -196,4 +272,11 @@ async fn server_that_passes_on_504_has_failed_unless_the_deadline_is_shorter_tha
         let breaker = || gateway.upstream().servers[0].breaker.expect("a breaker");
         assert_eq!(breaker().consecutive_failures, expected, "{deadline}");
     }
+    let text = policy(&[server.url()], "breaker: { failures: 5 }, timeouts: { total: 5s }", LIMIT);
+    let gateway = TestGateway::start_at(super::manual_clock(), &text);
+    for _ in 0..4 {
+        assert_eq!(gateway.send_raw(GET).await.status, 504);
+    }
+    let breaker = gateway.upstream().servers[0].breaker.expect("a breaker");
+    assert_eq!(breaker.consecutive_failures, 4, "the deadline of the gateway is not that of a client");
 }

@@ -206,18 +206,19 @@ async fn body_that_outgrows_the_buffer_during_the_wait_is_not_sent_again() {
 
 #[tokio::test]
 async fn retries_with_everything_failing_stay_within_the_budget() {
-    let failing = closes_until(usize::MAX).await;
-    let clock = super::manual_clock();
-    let text = policy(&[failing.url()], "", &LIMIT.replace("1000", "100000"));
-    let gateway = TestGateway::start_at(clock, &text);
-    let mut client = gateway.client().await;
-    for _ in 0..1_000 {
-        client.send(GET.as_bytes()).await;
-        assert_eq!(client.response().await.map(|response| response.status), Some(502));
+    for (settings, retries) in [("", 110), ("retry: { budget: { share: 10%, floor: 0 } }", 100)] {
+        let failing = closes_until(usize::MAX).await;
+        let text = policy(&[failing.url()], settings, &LIMIT.replace("1000", "100000"));
+        let gateway = TestGateway::start_at(super::manual_clock(), &text);
+        let mut client = gateway.client().await;
+        for _ in 0..1_000 {
+            client.send(GET.as_bytes()).await;
+            assert_eq!(client.response().await.map(|response| response.status), Some(502));
+        }
+        assert_eq!(failing.count(), 1_000 + retries, "a tenth, and the floor of this second");
+        let status = gateway.upstream();
+        assert_eq!((status.retries, status.retry_budget_left), (retries as u64, 0));
     }
-    assert_eq!(failing.count(), 1_110, "a tenth, and ten of this second");
-    let status = gateway.upstream();
-    assert_eq!((status.retries, status.retry_budget_left), (110, 0));
 }
 
 #[tokio::test]

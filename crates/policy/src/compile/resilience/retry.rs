@@ -6,9 +6,9 @@ use tidegate_core::{Backoff, Jitter};
 
 use super::{is_word, open_or_word};
 use crate::compile::scalar;
-use crate::language::{OFF, RETRY, RETRY_CAUSES};
-use crate::plan::{RetryCauses, RetryPlan, TimeoutsPlan};
-use crate::raw::{Fields, Finding, NodeRef, ProblemReport, YamlNode, nearest};
+use crate::language::{OFF, RETRY, RETRY_BUDGET, RETRY_CAUSES};
+use crate::plan::{RetryBudgetPlan, RetryCauses, RetryPlan, TimeoutsPlan};
+use crate::raw::{Fields, Finding, NodeRef, ProblemReport, YamlNode, YamlValue, nearest};
 use crate::render::quote;
 use crate::units::{size_text, span_text};
 
@@ -31,9 +31,7 @@ pub(super) fn retry<'s>(
     let on = fields.get("on").and_then(|node| causes(node, timeouts, report));
     let methods = fields.get("methods").map(|node| methods(node, report));
     let backoff = backoff(&fields, timeouts, report);
-    let budget = fields
-        .get("budget")
-        .and_then(|node| scalar::ratio(node, "write `retry: off` to send every request once", report));
+    let budget = fields.get("budget").map(|node| budget(node, report));
     let buffer = fields.get("buffer").and_then(|node| buffer(node, report));
     let plan = RetryPlan {
         attempts: attempts.unwrap_or(default.attempts),
@@ -44,6 +42,22 @@ pub(super) fn retry<'s>(
         buffer: buffer.unwrap_or(default.buffer),
     };
     warn_of_unused_keys(&fields, &plan, report);
+    plan
+}
+
+/// A percentage, or a mapping.
+fn budget<'s>(node: &YamlNode<'s>, report: &mut ProblemReport<'s>) -> RetryBudgetPlan {
+    let mut plan = RetryBudgetPlan::default();
+    let share = |node: &YamlNode<'_>, report: &mut ProblemReport<'_>| {
+        scalar::ratio(node, "write `retry: off` to send every request once", report)
+    };
+    if !matches!(node.value, YamlValue::Mapping(_)) {
+        plan.share = share(node, report).unwrap_or(plan.share);
+        return plan;
+    }
+    let Some(fields) = Fields::open(node, &RETRY_BUDGET, report) else { return plan };
+    plan.share = fields.get("share").and_then(|node| share(node, report)).unwrap_or(plan.share);
+    plan.floor = fields.get("floor").and_then(|node| scalar::count_u32(node, report)).unwrap_or(plan.floor);
     plan
 }
 

@@ -30,9 +30,10 @@ impl ResiliencePlan {
 
 impl fmt::Display for TimeoutsPlan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { connect, request, idle, total } = *self;
+        let Self { connect, request, idle, total, starts_deadline } = *self;
         let [connect, request, idle, total] = [connect, request, idle, total].map(span_text);
-        write!(f, "connect {connect}, request {request}, idle {idle}, total {total}")
+        let deadline = if starts_deadline { ", starts a deadline" } else { "" };
+        write!(f, "connect {connect}, request {request}, idle {idle}, total {total}{deadline}")
     }
 }
 
@@ -47,7 +48,11 @@ impl fmt::Display for RetryPlan {
         let methods =
             if *methods == Self::IDEMPOTENT { "idempotent methods".to_owned() } else { methods.join(", ") };
         write!(f, "up to {attempts} attempts on {on}; {methods}; ")?;
-        write!(f, "waits {base} to {cap}, {jitter} jitter; budget {budget}; ")?;
+        write!(
+            f,
+            "waits {base} to {cap}, {jitter} jitter; budget {} and {}/s; ",
+            budget.share, budget.floor
+        )?;
         match *buffer {
             0 => f.write_str("no bodies"),
             bytes => write!(f, "bodies up to {}", size_text(bytes)),
