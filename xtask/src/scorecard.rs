@@ -15,7 +15,7 @@ struct LongTest {
     run: fn() -> anyhow::Result<()>,
 }
 
-const LONG_TESTS: [LongTest; 15] = [
+const LONG_TESTS: [LongTest; 16] = [
     LongTest {
         name: "accuracy",
         what: "three node processes share limits through Redis in every mode, clocks skewed by 5 s; replayed on an ideal limiter",
@@ -96,6 +96,17 @@ const LONG_TESTS: [LongTest; 15] = [
         what: "500 reloads, good and bad, while clients send requests without a pause",
         bar: "no failed request, no counter reset",
         run: || binary("long_reloads"),
+    },
+    LongTest {
+        name: "sync",
+        what: "three nodes with `coordination: sync` and an interval of 1 s, 20 runs with random limits, rates and phases",
+        bar: "the last unit beyond the limit at most 1.1 s after the limit was reached, in every run",
+        run: || {
+            setup::ensure("redis-server")?;
+            let line =
+                "test --release --package tidegate-redis --test redis -- --ignored --nocapture long_sync";
+            run::run(&mut cargo(line))
+        },
     },
     LongTest {
         name: "upstreams",

@@ -25,6 +25,10 @@ pub(super) struct SyncCounter {
     epoch: u64,
     /// Whether the counter was used since the last exchange.
     is_touched: bool,
+    /// When it was last used.
+    used_at: Timestamp,
+    /// Whether it was unused for so long that exchanges leave it out.
+    is_resting: bool,
     /// When the first use after `sent` happened.
     waiting_since: Option<Timestamp>,
     /// Whether the entry in Redis has a newer format.
@@ -68,6 +72,8 @@ impl SyncCounter {
             sent: None,
             epoch: now.as_micros(),
             is_touched: false,
+            used_at: Timestamp::ZERO,
+            is_resting: false,
             waiting_since: None,
             is_newer: false,
             viewed_at: None,
@@ -98,8 +104,10 @@ impl SyncCounter {
         sent.or(self.waiting_since)
     }
 
-    /// Whether the last exchange is longer than `max_age` ago at `local`, or there was none.
-    pub(super) fn is_outdated(&self, local: Timestamp, max_age: TimeSpan) -> bool {
+    /// Whether it must be renewed before it is used at `local`: there was no exchange, the last one is longer than `max_age` ago, or
+    /// exchanges leave it out and the last one is longer ago than `period`.
+    pub(super) fn is_outdated(&self, local: Timestamp, max_age: TimeSpan, period: TimeSpan) -> bool {
+        let max_age = if self.is_resting { period.min(max_age) } else { max_age };
         self.viewed_at.is_none_or(|viewed_at| local.since(viewed_at) > max_age)
     }
 
@@ -115,7 +123,8 @@ impl SyncCounter {
 
     /// Marks the counter for the next exchange.
     pub(super) fn touch(&mut self, local: Timestamp) {
-        self.is_touched = true;
+        (self.is_touched, self.is_resting) = (true, false);
+        self.used_at = self.used_at.max(local);
         self.waiting_since.get_or_insert(local);
     }
 
@@ -160,8 +169,14 @@ impl SyncCounter {
     }
 
     /// Whether the copy has changes to send or must be renewed.
-    pub(super) fn needs_exchange(&self) -> bool {
+    fn needs_exchange(&self) -> bool {
         self.is_touched || self.sent.is_some()
+    }
+
+    /// Whether the exchange at `local` includes the copy. One that is unused for longer than `keep` is left out from then on.
+    pub(super) fn joins_exchange(&mut self, local: Timestamp, keep: TimeSpan) -> bool {
+        self.is_resting = !self.needs_exchange() && local.since(self.used_at) > keep;
+        !self.is_resting
     }
 
     /// Whether the copy can be forgotten: it equals an unused one, and nothing has to be sent.

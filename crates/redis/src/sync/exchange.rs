@@ -9,6 +9,7 @@ use futures_util::future::join_all;
 use tidegate_core::{Check, CounterDelta, CounterState, Limit, Timestamp};
 use tidegate_store::StoreError;
 use tokio::sync::Notify;
+use tokio::time::MissedTickBehavior;
 
 use super::SyncNode;
 use super::table::SyncPlace;
@@ -102,7 +103,7 @@ impl SyncNode {
         let (mut open, mut table) = (Vec::new(), self.table.lock(checks));
         for (position, (check, limit)) in checks.iter().zip(&limits).enumerate() {
             let counter = self.copy_of(&mut table, (position, check), limit, now)?;
-            if counter.is_outdated(local, self.max_age) {
+            if counter.is_outdated(local, self.max_age, self.period) {
                 counter.touch(local);
                 counter.adopt(limit, now);
                 let (ticket, exchange) = counter.start_exchange(self.id, self.next_ticket());
@@ -113,9 +114,9 @@ impl SyncNode {
     }
 
     fn start_exchanges(&self, now: Timestamp) -> Vec<OpenExchange> {
-        let mut open = Vec::new();
+        let (mut open, local) = (Vec::new(), self.clock.local(now));
         self.table.visit_all(self.clock.store_time(now), |place, counter| {
-            if counter.needs_exchange() {
+            if counter.joins_exchange(local, self.max_age) {
                 let (ticket, exchange) = counter.start_exchange(self.id, self.next_ticket());
                 open.push(OpenExchange { place, ticket, exchange });
             }
@@ -183,14 +184,19 @@ impl SyncNode {
     }
 }
 
-/// Exchanges every `interval`, and at once when notified, until the node is dropped.
-pub(super) async fn run(node: Weak<SyncNode>, wake: Arc<Notify>, interval: Duration) {
+/// Exchanges once in each `period`, and at once when notified, until the node is dropped.
+pub(super) async fn run(node: Weak<SyncNode>, wake: Arc<Notify>, period: Duration) {
+    let mut ticks = tokio::time::interval(period);
+    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
+        tokio::select! {
+            _ = ticks.tick() => {}
+            () = wake.notified() => {}
+        }
         match node.upgrade() {
             // An error is counted; decisions report it when the copies are too old.
             Some(node) => drop(node.exchange(Timestamp::ZERO).await),
             None => return,
         }
-        let _ = tokio::time::timeout(interval, wake.notified()).await;
     }
 }

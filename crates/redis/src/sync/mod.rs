@@ -1,7 +1,7 @@
 //! Counts that nodes exchange at an interval.
 //!
 //! A node keeps a copy of each counter it uses: the counter as of its last exchange with Redis, plus the node's own charges since.
-//! It decides on the copy without asking. Every `sync_interval` it pushes the changes of all copies in use and pulls the
+//! It decides on the copy without asking. Twice in every `sync_interval` it pushes the changes of all copies in use and pulls the
 //! counters. Between two exchanges a node therefore spends at most the units that it last saw.
 //!
 //! # Bound
@@ -9,10 +9,13 @@
 //! All nodes together exceed a limit by at most `(nodes - 1) *` the units that one node admits between two exchanges. Proof: for
 //! each node, take the last exchange before its last admission, and let `k` be the node whose exchange is the latest of
 //! these. Node `k`'s copy then contained everything that any node pushed in its exchange, and its last admission fitted. Each
-//! other node has admitted more only since its exchange. A copy that is new, or was not exchanged within two intervals, is renewed
-//! before it decides, so a node that restarts does not forget what it admitted.
+//! other node has admitted more only since its exchange. A copy that is new, or that exchanges leave out because it was not used for two
+//! intervals and a timeout, is renewed before it decides, so a node that restarts does not forget what it admitted.
 //!
-//! Two exchanges are an interval and the duration of an exchange apart. A node whose exchanges fail continues with its copies
+//! The excess ends within an interval and the duration of two exchanges after the limit is reached: in the first half of the interval
+//! every node pushes what it had admitted by then, and in the second half every node sees that the limit is reached.
+//!
+//! Two exchanges are half an interval and the duration of an exchange apart. A node whose exchanges fail continues with its copies
 //! for at most two intervals and a timeout, so that one failed exchange does not matter; then its decisions fail. So each
 //! other node adds at most what it admits in two intervals and a timeout.
 //!
@@ -85,6 +88,8 @@ struct SyncNode {
     wake: Arc<Notify>,
     /// Whether Redis has replied to the last exchange with an error.
     is_refused: AtomicBool,
+    /// The time from one exchange to the next: half of `sync_interval`.
+    period: TimeSpan,
     /// Copies that no exchange has covered for longer are not used. The bound of the store depends on it.
     max_age: TimeSpan,
 }
@@ -109,7 +114,7 @@ impl SyncStore {
     /// an interval has passed.
     pub(crate) fn new(link: Arc<Link>, nodes: Arc<NodeCount>) -> Self {
         let config = link.config();
-        let interval = config.sync_interval;
+        let (interval, period) = (config.sync_interval, config.sync_interval / 2);
         let node = Arc::new(SyncNode {
             nodes,
             id: NodeId::random(),
@@ -121,11 +126,12 @@ impl SyncStore {
             turn: Mutex::new(()),
             wake: Arc::new(Notify::new()),
             is_refused: AtomicBool::new(false),
+            period: period.into(),
             max_age: TimeSpan::from(interval * 2 + config.timeout),
             link,
         });
         if !node.clock.is_callers() {
-            let background = exchange::run(Arc::downgrade(&node), Arc::clone(&node.wake), interval);
+            let background = exchange::run(Arc::downgrade(&node), Arc::clone(&node.wake), period);
             node.link.spawn(background);
         }
         Self { node }
@@ -201,10 +207,9 @@ impl SyncNode {
 
     /// Whether a decision has to exchange counts: nothing else has, or there is no background task.
     fn is_due(&self, now: Timestamp) -> bool {
-        let interval = TimeSpan::from(self.link.config().sync_interval);
         match self.clock.since_attempt(self.clock.local(now)) {
             None => true,
-            Some(elapsed) => self.clock.is_callers() && elapsed >= interval,
+            Some(elapsed) => self.clock.is_callers() && elapsed >= self.period,
         }
     }
 

@@ -267,12 +267,19 @@ async fn invalidated_copy_is_renewed() {
     one.exchange(START).await.unwrap();
     assert_eq!(
         one.peek(&[check], START).await.unwrap().outcomes[0].remaining,
-        0,
-        "an unused copy is not pulled"
+        10,
+        "a copy that was used lately is pulled"
     );
+    assert!(one.decide(&[check], START).await.unwrap().passes());
+    let later = START + TimeSpan::from_secs(5);
+    one.exchange(later).await.unwrap();
+    other.reset(key).await.unwrap();
+    one.exchange(later).await.unwrap();
+    let remaining = async || one.peek(&[check], later).await.unwrap().outcomes[0].remaining;
+    assert_eq!(remaining().await, 0, "one that is unused for long is not");
     one.invalidate(link.names().counter(key).as_bytes());
-    one.exchange(START).await.unwrap();
-    assert_eq!(one.peek(&[check], START).await.unwrap().outcomes[0].remaining, 10);
+    one.exchange(later).await.unwrap();
+    assert_eq!(remaining().await, 10);
 }
 
 #[tokio::test]

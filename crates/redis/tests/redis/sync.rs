@@ -171,6 +171,91 @@ async fn nodes_together_exceed_a_limit_by_at_most_the_published_bound() {
     assert_keys_expire(&server).await;
 }
 
+/// How long after the limit was reached the last unit beyond it was admitted; zero if there was none.
+fn last_excess(limit: &Limit, mut admitted: Vec<Timestamp>) -> TimeSpan {
+    admitted.sort_unstable();
+    let capacity = usize::try_from(limit.capacity()).unwrap();
+    let Some(reached) = admitted.get(capacity - 1) else { panic!("the limit is not reached") };
+    admitted.last().map_or(TimeSpan::ZERO, |last| last.since(*reached))
+}
+
+/// The longest time after which the excess ends, with an interval of a second.
+const EXCESS_ENDS: TimeSpan = TimeSpan::from_millis(1_100);
+
+#[tokio::test]
+async fn excess_ends_within_one_interval_of_the_moment_the_limit_is_reached() {
+    let server = RedisServer::start();
+    let seed = fastrand::u64(..);
+    println!("seed {seed}");
+    let mut random = fastrand::Rng::with_seed(seed);
+    for run in 0..20_u64 {
+        let limit =
+            Limit::new(Algorithm::FixedWindow, Spec::new(random.u64(60..400), TimeSpan::from_secs(3_600)));
+        let (limit, name) = (limit.unwrap(), run.to_be_bytes());
+        let check = Check::new(CounterKey::new(RULE, &name), &limit);
+        // The nodes exchange at different moments, and each has a rate of its own.
+        let nodes = [(); 3].map(|()| node(&server));
+        let mut next = [(); 3].map(|()| START + TimeSpan::from_millis(random.u64(0..1_000)));
+        let gaps = [(); 3].map(|()| random.u64(4..40));
+        let (mut admitted, end) = (Vec::new(), START + TimeSpan::from_secs(12));
+        loop {
+            let (index, at) = (0..3).map(|index| (index, next[index])).min_by_key(|(_, at)| *at).unwrap();
+            if at >= end {
+                break;
+            }
+            if nodes[index].decide(&[check], at).await.unwrap().passes() {
+                admitted.push(at);
+            }
+            next[index] = at + TimeSpan::from_millis(gaps[index]);
+        }
+        let ended = last_excess(&limit, admitted);
+        assert!(ended <= EXCESS_ENDS, "run {run}, limit {}: {ended:?}", limit.capacity());
+    }
+}
+
+/// `cargo xtask scorecard sync`.
+#[tokio::test]
+#[ignore = "takes two minutes of wall-clock time"]
+async fn long_sync_excess_ends_within_one_interval() {
+    let (server, clock) = (RedisServer::start(), Arc::new(SystemClock::new()));
+    let seed = fastrand::u64(..);
+    println!("seed {seed}");
+    let mut random = fastrand::Rng::with_seed(seed);
+    let mut latest = TimeSpan::ZERO;
+    for run in 0..20_u64 {
+        let limit =
+            Limit::new(Algorithm::FixedWindow, Spec::new(random.u64(60..400), TimeSpan::from_secs(3_600)));
+        let limit = limit.unwrap();
+        let mut nodes = tokio::task::JoinSet::new();
+        for index in 0..3 {
+            let store =
+                SyncStore::connect(config(&server, TimeSource::Server), Arc::<SystemClock>::clone(&clock));
+            let (delay, gap, clock) = (random.u64(0..1_000), random.u64(4..40), Arc::clone(&clock));
+            // One node has no requests for a while, again and again.
+            let pause = if index == 0 { random.u64(200..2_400) } else { 0 };
+            nodes.spawn(async move {
+                tokio::time::sleep(Duration::from_millis(delay)).await;
+                let (name, mut admitted, started) = (run.to_be_bytes(), Vec::new(), clock.now());
+                let check = Check::new(CounterKey::new(RULE, &name), &limit);
+                while clock.now().since(started) < TimeSpan::from_secs(5) {
+                    if store.decide(&[check], clock.now()).await.unwrap().passes() {
+                        admitted.push(clock.now());
+                    }
+                    let is_pause = admitted.len() % 50 == 7;
+                    tokio::time::sleep(Duration::from_millis(if is_pause { gap + pause } else { gap })).await;
+                }
+                admitted
+            });
+        }
+        let admitted = nodes.join_all().await.concat();
+        let (count, ended) = (admitted.len(), last_excess(&limit, admitted));
+        println!("run {run}: {count} of {}, the excess ended after {ended:?}", limit.capacity());
+        latest = latest.max(ended);
+    }
+    println!("the last excess ended {latest:?} after its limit was reached");
+    assert!(latest <= EXCESS_ENDS);
+}
+
 #[tokio::test]
 async fn nodes_share_a_limit_after_an_exchange() {
     let server = RedisServer::start();
