@@ -117,7 +117,6 @@ async fn check_rejected_by_several_limits_reports_the_one_that_sets_retry_after(
     let permits = bench.check("/y", &[], |ruling| served(ruling).permits).await;
     assert_eq!(bench.outcome("/y").await, "rejected by exports: Concurrency, Some(1)");
     assert_eq!(bench.outcome("/z").await, "admitted, 0 left of default");
-    assert_eq!(bench.outcome("/z").await, "rejected by default: Limit, Some(10)");
     assert_eq!(bench.outcome("/z").await, "rejected by login: LockOut, Some(30)");
     bench.clock.advance(TimeSpan::from_secs(25));
     assert_eq!(bench.outcome("/y").await, "rejected by exports: Concurrency, Some(1)");
