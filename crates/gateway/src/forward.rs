@@ -154,9 +154,7 @@ impl<'e, S: Store + 'static> Exchange<'e, S> {
     ) -> Result<Response<ResponseBody>, ServeError> {
         let AttemptContext { upstream, caller, permits, may_have_waited } = context;
         let resilience = &upstream.resilience;
-        let mut bounds = self.time_bounds(upstream, caller.at);
-        // What follows an upgrade has no end.
-        bounds.timeouts.starts_deadline &= upgrade.is_none();
+        let mut bounds = self.time_bounds(upstream, caller.at, upgrade.is_some());
         let mut selected = upstream.select(*caller, &[]).map_err(|error| select_error(upstream, error))?;
         let has_body = self.worker.can_start(upstream, &selected, request.upload());
         if !has_body {
@@ -243,10 +241,12 @@ impl<'e, S: Store + 'static> Exchange<'e, S> {
     }
 
     /// The bounds of a request to an upstream that its limits let pass at `at`.
-    fn time_bounds(&self, upstream: &UpstreamGroup, started: Timestamp) -> TimeBounds<'e> {
+    fn time_bounds(&self, upstream: &UpstreamGroup, started: Timestamp, is_upgrade: bool) -> TimeBounds<'e> {
         let worker = self.worker;
         let max_stall = 2 * worker.limits.request_min_rate.period;
-        let (clock, timeouts) = (&**worker.limiter.clock(), upstream.resilience.timeouts);
+        let (clock, mut timeouts) = (&**worker.limiter.clock(), upstream.resilience.timeouts);
+        // What follows an upgrade has no end.
+        timeouts.starts_deadline &= !is_upgrade;
         TimeBounds { clock, started, timeouts, deadline: self.deadline, max_stall }
     }
 
@@ -260,9 +260,7 @@ impl<'e, S: Store + 'static> Exchange<'e, S> {
     ) -> Result<Answer, AttemptFailure> {
         let AttemptContext { upstream, permits, .. } = context;
         let (worker, record) = (self.worker, &mut self.record);
-        if bounds.deadline.is_some() || bounds.timeouts.starts_deadline {
-            bounds.tell_server(request);
-        }
+        bounds.tell_server(request);
         let shed = upstream.resilience.shed.as_ref().map(|shed| (shed, bounds.clock.read()));
         let trial = record.start_attempt(&upstream.counts);
         let (upload, running) = (request.upload().clone(), RunningBound::new(bound));
@@ -313,12 +311,9 @@ impl<'e, S: Store + 'static> Exchange<'e, S> {
                 || (is_of_several && upstream.serves_any(index, context.caller.at))
         };
         let outcome = outcome_of(end, is_at_fault);
-        match &sent {
+        match sent.as_ref() {
             Ok(_) => server.outage.record_response(),
-            Err(failure) if outcome == CallOutcome::Failure || result == AttemptResult::Unreachable => {
-                worker.log_failure(upstream, server, &failure.description);
-            }
-            Err(_) => {}
+            Err(failure) => worker.note_failure(upstream, server, failure, outcome),
         }
         // The result counts, but the server could not respond before it had the body.
         let breaker = breaker.into_inner().map(|breaker| breaker.timed(!upload.has_awaited_client()));

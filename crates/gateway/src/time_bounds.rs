@@ -80,10 +80,11 @@ impl TimeBounds<'_> {
 
     /// Tells the server how long the request may take: until the deadline of the client, or else the rest of the total time. That
     /// ends with the head of the response, and does not count while the client sends the body.
+    #[inline]
     pub(crate) fn tell_server(&self, request: &mut ForwardedRequest) {
         let deadline = match self.deadline {
             Some(deadline) => deadline,
-            None if request.upload().is_complete() => {
+            None if self.timeouts.starts_deadline && request.upload().is_complete() => {
                 Deadline::for_head(self.started + self.timeouts.total.into())
             }
             None => return,

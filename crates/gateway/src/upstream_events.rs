@@ -1,8 +1,10 @@
 //! What the log says about upstreams and their servers.
 
-use tidegate_core::{BreakerState, TimeSpan};
+use tidegate_core::{BreakerState, CallOutcome, TimeSpan};
 use tidegate_store::Store;
+use tidegate_telemetry::AttemptResult;
 
+use crate::attempt_end::AttemptFailure;
 use crate::upstream::{AttemptPermit, OutageNotice, SelectedServer, Server, UpstreamGroup};
 use crate::worker::Worker;
 
@@ -15,10 +17,19 @@ impl<S: Store + 'static> Worker<S> {
         self.log.event("server_ejected", &message, &fields);
     }
 
-    /// Records that an attempt got no response, and logs it unless that was logged lately.
+    /// Records that an attempt got no response, unless its client is at fault. Logs it unless that was logged lately.
     #[cold]
-    pub(crate) fn log_failure(&self, upstream: &UpstreamGroup, server: &Server, cause: &str) {
-        let Some(notice) = server.outage.record(cause, upstream.clock.now()) else { return };
+    pub(crate) fn note_failure(
+        &self,
+        upstream: &UpstreamGroup,
+        server: &Server,
+        failure: &AttemptFailure,
+        outcome: CallOutcome,
+    ) {
+        if outcome != CallOutcome::Failure && failure.result != AttemptResult::Unreachable {
+            return;
+        }
+        let Some(notice) = server.outage.record(&failure.description, upstream.clock.now()) else { return };
         let OutageNotice { cause, failures, lasted } = notice;
         let (name, address) = (&upstream.name, &server.addr);
         let message = match failures {
