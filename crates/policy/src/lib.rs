@@ -79,10 +79,10 @@ pub use plan::{
     DegradedUpstream, EjectPlan, EncodedSlash, EndpointRule, ExceedAction, ExcessiveLoss, ExemptClients,
     FallbackBody, FallbackPlan, HeaderMatch, HealthCheckPlan, HostPattern, HttpOptions, ListenerPlan,
     LogPlan, LogTarget, Mode, NameSource, OnInvalid, PathCase, Plan, Quota, RateLimits, RejectionPlan,
-    ReloadPlan, ResiliencePlan, RetryBudgetPlan, RetryCauses, RetryPlan, Route, Rule, RuleCondition, RuleCost, RuleMatch,
-    RuleSharing, SampleRate, Secret, SecretFile, SentTier, ServiceListenerPlan, ServicePlan, StatusSet,
-    StorePlan, StoreTlsPlan, StoreUrl, Tier, TierSource, TimeoutsPlan, TokenKey, TokenPlan, TracesPlan,
-    UnderscoreHeaders, UpstreamPlan,
+    ReloadPlan, ResiliencePlan, RetryBudgetPlan, RetryCauses, RetryPlan, Route, Rule, RuleCondition,
+    RuleCost, RuleMatch, RuleSharing, SampleRate, Secret, SecretFile, SentTier, ServiceListenerPlan,
+    ServicePlan, StatusSet, StorePlan, StoreTlsPlan, StoreUrl, Tier, TierSource, TimeoutsPlan, TokenKey,
+    TokenPlan, TracesPlan, UnderscoreHeaders, UpstreamPlan,
 };
 pub use problem::{Excerpt, Problem, Problems, Severity};
 pub use published::{PublishedLimit, PublishedLimits, published_limits};
