@@ -132,8 +132,7 @@ fn serve(
     threads.extend(service.start(&service_listeners, &stopping, DRAIN_TIMEOUT)?);
     // Watch the files before the start message is printed.
     let file_watcher = FileWatcher::new(files, reload::quiet_time(&plan))?;
-    let results = backend.reload_results();
-    let logging = logging.clone();
+    let (results, logging) = (backend.reload_results(), logging.clone());
     let mut events = ServeEvents { signals, file_watcher, logging, clock, reloads, results, successor: None };
     predecessor.map(Predecessor::confirm).transpose()?;
     if let Some(path) = &args.takeover {
@@ -142,9 +141,8 @@ fn serve(
         events.successor = Some(takeover::listen_for_successor(path, sockets, Arc::clone(&admin_state))?);
     }
     let admin = admin_listener.map(|listener| listener.start(&backend, &admin_state)).transpose()?;
-    let domains = envoy.as_ref().map(|envoy| envoy.domains()).unwrap_or_default();
-    let unreachable = runtime.block_on(upstreams::reachability_notice(&gateway));
-    let notice = format_domains(&domains) + &notice + &unreachable;
+    let domains = format_domains(&envoy.as_ref().map(|envoy| envoy.domains()).unwrap_or_default());
+    let notice = domains + &notice + &runtime.block_on(upstreams::reachability_notice(&gateway));
     announce(source, &format_urls(&listeners, &service_listeners), &plan, &notice);
     let envoy = envoy.as_ref().map(|config| (config, &service));
     let targets = ReloadTargets { gateway: &gateway, certificates: &certificates, envoy };

@@ -8,12 +8,13 @@ use http::header::{AGE, CONTENT_LENGTH, RETRY_AFTER};
 use http::{HeaderMap, HeaderValue, Response};
 use http_body::{Frame, SizeHint};
 use tidegate_core::{TimeSpan, Timestamp};
-use tidegate_headers::{SharedUse, is_limit_header, normal_request, owned_headers, varying_headers};
+use tidegate_headers::{
+    REQUEST_ID, SharedUse, is_limit_header, normal_request, owned_headers, varying_headers,
+};
 
 use super::CACHE_STATUS;
 use super::memory::{ResourceVersion, ResponseMemory, StoredResponse};
 use super::plain_get::PlainGet;
-use crate::http::hop_headers::REQUEST_ID;
 use crate::http::response_body::{BodyError, ForwardedBody};
 
 /// A body that is copied. It is stored only if it ends as it should: a truncated one fails or is dropped before.

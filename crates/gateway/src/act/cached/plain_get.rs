@@ -13,8 +13,9 @@ use http::header::{
 use http::{Method, Uri};
 use smallvec::SmallVec;
 use tidegate_core::TimeSpan;
+use tidegate_headers::REQUEST_ID;
 
-use crate::http::hop_headers::{FORWARDED_FOR, FORWARDED_PROTO, REAL_IP, REQUEST_ID};
+use crate::http::hop_headers::{FORWARDED_FOR, FORWARDED_PROTO, REAL_IP};
 
 /// What the key of a response contains beside those that identify the client.
 const REPRESENTATION: [HeaderName; 5] = [ACCEPT, ACCEPT_CHARSET, ACCEPT_ENCODING, ACCEPT_LANGUAGE, ORIGIN];
