@@ -125,6 +125,7 @@ fn match_nanos(policy: &str, count: usize, headers: &HeaderMap) -> anyhow::Resul
                 path,
                 headers,
                 peer: [10, 0, 0, 1].into(),
+                body: tidegate_policy::BodyFacts::Unknown,
             };
             let admission = matcher.admit(black_box(&facts), None, Timestamp::default(), &mut scratch);
             if let Admission::Checked(matched) = black_box(&admission) {

@@ -44,7 +44,14 @@ pub(crate) fn run() -> anyhow::Result<()> {
 fn measure(source: &str, headers: &HeaderMap) -> anyhow::Result<Duration> {
     let expression = Expression::compile(source)?;
     let identities = Identities::new(IdentitySpec::default())?;
-    let facts = Facts { method: "GET", host: Some(""), path: "/", headers, peer: [192, 0, 2, 1].into() };
+    let facts = Facts {
+        method: "GET",
+        host: Some(""),
+        path: "/",
+        headers,
+        peer: [192, 0, 2, 1].into(),
+        body: tidegate_policy::BodyFacts::Unknown,
+    };
     let identity = identities.identify(&facts, None, Timestamp::ZERO);
     let mut rounds = Vec::with_capacity(ROUNDS);
     for _ in 0..ROUNDS {

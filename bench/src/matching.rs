@@ -79,6 +79,7 @@ fn facts(headers: &HeaderMap) -> Facts<'_> {
         path: "/api/v1/orders",
         headers,
         peer: [10, 0, 0, 1].into(),
+        body: tidegate_policy::BodyFacts::Unknown,
     }
 }
 

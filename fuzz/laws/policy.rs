@@ -50,8 +50,14 @@ pub(crate) fn assert_law(bytes: &[u8]) {
         ("OPTIONS", "*"),
     ];
     for (method, path) in requests {
-        let facts =
-            Facts { method, host: Some("example.org"), path, headers: &headers, peer: [192, 0, 2, 1].into() };
+        let facts = Facts {
+            method,
+            host: Some("example.org"),
+            path,
+            headers: &headers,
+            peer: [192, 0, 2, 1].into(),
+            body: tidegate_policy::BodyFacts::Unknown,
+        };
         let directory = plan.directory.as_deref();
         if let Admission::Checked(matched) = matcher.admit(&facts, directory, Timestamp::ZERO, &mut scratch) {
             assert_eq!(matched.checks().len(), matched.rules().count());

@@ -316,6 +316,9 @@ pub(crate) struct ExplainArgs {
     /// Request header; can be repeated.
     #[arg(short = 'H', long = "header", value_name = "NAME: VALUE")]
     pub(crate) headers: Vec<String>,
+    /// Request body, for rules that count the user that it names. Needs a Content-Type header.
+    #[arg(long, short, value_name = "BODY", default_value = "", hide_default_value = true)]
+    pub(crate) data: String,
     /// IP address that the connection comes from.
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1")]
     pub(crate) from: std::net::IpAddr,

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use anyhow::{Context, anyhow, bail};
 use http::{HeaderMap, HeaderName, HeaderValue};
-use tidegate_policy::{ExplainRequest, Matcher, Plan, compile, explain};
+use tidegate_policy::{BodyFacts, ExplainRequest, Matcher, Plan, compile, explain};
 use tidegate_store::{Clock, SystemClock};
 
 use crate::args::{ExplainArgs, Format};
@@ -17,8 +17,13 @@ pub(crate) fn run(args: &ExplainArgs) -> anyhow::Result<CommandOutcome> {
     let plan = read_plan(&args.config)?;
     let headers =
         args.headers.iter().map(|line| parse_header(line)).collect::<anyhow::Result<HeaderMap>>()?;
-    let request =
-        ExplainRequest { method: &args.method, target: &args.path, headers: &headers, peer: args.from };
+    let request = ExplainRequest {
+        method: &args.method,
+        target: &args.path,
+        headers: &headers,
+        peer: args.from,
+        body: BodyFacts::Complete(args.data.as_bytes()),
+    };
     let matcher = Matcher::new(plan);
     let directory = matcher.plan().directory.clone();
     let explanation = explain(&matcher, &request, directory.as_deref(), SystemClock::new().now());

@@ -25,6 +25,7 @@ mod time_bounds;
 mod upstream;
 mod upstream_events;
 mod upstream_metrics;
+mod user_body;
 mod worker;
 
 pub use crate::builder::GatewayBuilder;

@@ -82,6 +82,12 @@ impl Default for ResourceLimits {
 }
 
 impl ResourceLimits {
+    /// How long a body may take to arrive, if a rule counts the user that it names: by default 5 s. Then the request is decided
+    /// without it.
+    pub(crate) fn user_body_wait(&self) -> Duration {
+        self.head_timeout / 3
+    }
+
     /// The interval at which the watchdog visits connections. Timeouts are rounded up to whole ticks: they never fire
     /// early, and fire less than a tick late.
     pub(crate) fn tick(&self) -> Duration {

@@ -5,6 +5,7 @@
 //! 1. *errors* ([`serve`], [`Exchange::respond`]): outermost, so that every failure below becomes a response and is recorded.
 //! 2. *reading*: framing, method, host, route and headers: nothing below may read a request that has two meanings.
 //! 3. *deadline*: a request that is too late is not charged, and all waiting below is bounded by it.
+//!    If a rule counts the user that a body names, it is received now (`user_body`).
 //! 4. *limiter* (`limit`): before everything that is shared with other clients, so that a client over its limit cannot use
 //!    that up. What is charged here and rejected below, before anything was sent, is refunded.
 //! 5. *load shedding* (`admit`): rejects at once, so before anything that waits.
@@ -25,7 +26,7 @@ use http_body::Body;
 use hyper::body::Incoming;
 use tidegate_headers::{DEGRADE, REQUEST_ID, RateLimitHeaders, grpc_content_type, is_rejected_by_upstream};
 use tidegate_limiter::{Charge, ChargeMeter};
-use tidegate_policy::{NormalRequest, ReadOptions, RequestError, RequestHead, Route};
+use tidegate_policy::{BodyFacts, Facts, NormalRequest, ReadOptions, RequestError, RequestHead, Route};
 use tidegate_store::Store;
 use tidegate_telemetry::{Log, RequestRecord};
 use tidegate_tower::deadline::Deadline;
@@ -43,6 +44,7 @@ use crate::http::response_body::ResponseBody;
 use crate::http::{trace_context, validate};
 use crate::limit::{AdmittedRequest, LimitOutcome};
 use crate::upstream::{Caller, ClientId, ForwardedRequest};
+use crate::user_body::ReceivedBody;
 use crate::worker::{Worker, WorkerSnapshot};
 
 /// One request and its response, with the state that their handling needs.
@@ -74,6 +76,8 @@ pub(crate) struct Exchange<'e, S> {
 pub(crate) struct ReceivedRequest {
     pub(crate) parts: Parts,
     pub(crate) body: Option<Incoming>,
+    /// In place of `body`, once a part of it was received.
+    pub(crate) upload: UploadHandle,
 }
 
 /// Serves one request. Errors become responses.
@@ -139,7 +143,18 @@ impl<'e, S: Store + 'static> Exchange<'e, S> {
         // A request that is refused stays charged, so that guesses of keys and tokens are not free.
         let may_be_refunded = read.refused.is_none()
             && (self.deadline.is_some() || route.bulkhead.is_some() || upstream.resilience.can_reject());
-        let admitted = match self.limit(&read.facts(), (route, upstream), may_be_refunded).await? {
+        let received = if snapshot.policy.matcher.has_body_users() {
+            let body = (&mut request.body, &mut request.upload);
+            // Boxed because its state would otherwise be part of every request.
+            Box::pin(self.receive_user_body(read.facts(), route, body)).await?
+        } else {
+            None
+        };
+        let body = received.as_deref().map_or(BodyFacts::Unknown, ReceivedBody::facts);
+        let facts = Facts { body, ..read.facts() };
+        let limited = self.limit(&facts, (route, upstream), may_be_refunded).await?;
+        drop(received);
+        let admitted = match limited {
             LimitOutcome::Admitted(admitted) => admitted,
             LimitOutcome::Stored(response) => return Ok(*response),
         };
@@ -218,12 +233,12 @@ impl<'e, S: Store + 'static> Exchange<'e, S> {
     /// The request as it is sent to a server.
     fn prepare(
         &mut self,
-        ReceivedRequest { parts, body }: &mut ReceivedRequest,
+        ReceivedRequest { parts, body, upload }: &mut ReceivedRequest,
         (route, is_trusted): (&Route, bool),
         client: ClientId,
         meter: Option<ChargeMeter>,
     ) -> OutboundRequest {
-        let (worker, snapshot, conn_info, flags) = (self.worker, self.snapshot, self.conn_info, self.flags);
+        let (snapshot, conn_info, flags) = (self.snapshot, self.conn_info, self.flags);
         let upgrade = PendingUpgrade::take_from(parts, flags, conn_info);
         let addresses = snapshot.plan().identities.addresses();
         let PreparedRequest { id, ignores_forwarding } = hop_headers::prepare_request(
@@ -234,7 +249,7 @@ impl<'e, S: Store + 'static> Exchange<'e, S> {
             upgrade.is_some(),
         );
         if ignores_forwarding && snapshot.is_first_ignored_forwarding() {
-            warn_of_ignored_forwarding(&worker.log, conn_info.peer);
+            warn_of_ignored_forwarding(&self.worker.log, conn_info.peer);
         }
         // After those that `Connection` names were removed.
         if self.degradation.is_some() {
@@ -247,22 +262,28 @@ impl<'e, S: Store + 'static> Exchange<'e, S> {
         // Every gRPC call has `te: trailers`.
         let may_be_grpc = flags.contains(HeaderFlags::TE) && parts.version == Version::HTTP_2;
         let grpc = if may_be_grpc { grpc_content_type(parts.version, &parts.headers).cloned() } else { None };
-        let upload = body.take().map(|body| {
-            let limits = (worker.limits.body_bytes, worker.limits.request_min_rate);
-            UploadHandle::new(
-                body,
-                limits,
-                &conn_info.activity,
-                (snapshot, route.http.underscore_headers),
-                meter,
-            )
-        });
-        let mut request = ForwardedRequest::new(parts, upload.unwrap_or_default(), flags, upgrade.is_some());
+        let upload = if let Some(body) = body.take() {
+            self.upload(body, route, meter)
+        } else {
+            // It was received early.
+            if let Some(meter) = meter {
+                upload.measure(meter);
+            }
+            std::mem::take(upload)
+        };
+        let mut request = ForwardedRequest::new(parts, upload, flags, upgrade.is_some());
         request.set_client(client);
         if let Some(grpc) = grpc {
             parts.headers.insert(CONTENT_TYPE, grpc);
         }
         OutboundRequest { request, upgrade }
+    }
+
+    /// The body of a request to be sent. `meter` counts its bytes.
+    pub(crate) fn upload(&self, body: Incoming, route: &Route, meter: Option<ChargeMeter>) -> UploadHandle {
+        let limits = (self.worker.limits.body_bytes, self.worker.limits.request_min_rate);
+        let trailers = (self.snapshot, route.http.underscore_headers);
+        UploadHandle::new(body, limits, &self.conn_info.activity, trailers, meter)
     }
 
     /// The response with its rate-limit headers. Errors become responses here.

@@ -29,7 +29,14 @@ async fn main() -> Result<(), Box<dyn Error>> {
     let mut scratch = Scratch::default();
     let headers = HeaderMap::new();
     for (peer, path) in REQUESTS {
-        let facts = Facts { method: "GET", host: Some(""), path, headers: &headers, peer: peer.into() };
+        let facts = Facts {
+            method: "GET",
+            host: Some(""),
+            path,
+            headers: &headers,
+            peer: peer.into(),
+            body: tidegate_policy::BodyFacts::Unknown,
+        };
         let policy = limiter.policy();
         let ruling = limiter.check(&policy, &facts, &mut scratch, clock.now()).await;
         println!("{} GET {path}: {}", facts.peer, describe(&ruling));

@@ -27,7 +27,7 @@
 //! let limiter = Limiter::new(active, Arc::new(MemoryStore::with_cap(1 << 20)), Arc::clone(&clock) as Arc<dyn Clock>)?;
 //!
 //! let headers = HeaderMap::new();
-//! let facts = Facts { method: "GET", host: Some(""), path: "/", headers: &headers, peer: [192, 0, 2, 1].into() };
+//! let facts = Facts { method: "GET", host: Some(""), path: "/", headers: &headers, peer: [192, 0, 2, 1].into(), body: tidegate_policy::BodyFacts::Unknown };
 //! let (policy, mut scratch) = (limiter.policy(), Scratch::default());
 //! let now = clock.now();
 //! for _ in 0..2 {

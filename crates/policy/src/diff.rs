@@ -114,10 +114,13 @@ impl RuleDescription {
     }
 
     fn custom(custom: &CustomRule) -> Self {
-        let CustomRule { rule, matches, count, cost, charge } = custom;
+        let CustomRule { rule, matches, count, cost, charge, body_user } = custom;
         let mut text = vec![rule.describe_all()];
         if *count != CounterScope::Client {
             text.push(count.to_string());
+        }
+        if let Some(field) = body_user {
+            text.push(format!("user in the field {field} of the body, and per ip"));
         }
         if *cost != RuleCost::Constant(Cost::ONE) {
             text.push(format!("cost {cost}"));

@@ -18,4 +18,20 @@ pub struct Facts<'a> {
     pub headers: &'a HeaderMap,
     /// The address at the other end of the connection: the client or a proxy.
     pub peer: IpAddr,
+    /// The body, if a rule reads it: see [`Matcher::reads_body`](crate::Matcher::reads_body).
+    pub body: BodyFacts<'a>,
+}
+
+/// What is known of the body of a request.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum BodyFacts<'a> {
+    /// The caller does not know whether there is a body. That is not the same as none, but names no user either.
+    #[default]
+    Unknown,
+    /// The whole body as it was sent; empty if there is none.
+    Complete(&'a [u8]),
+    /// There is a body, which is too large or has not arrived in time.
+    Incomplete,
+    /// The caller has read the body, and it names this user.
+    User(&'a str),
 }

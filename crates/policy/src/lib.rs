@@ -58,14 +58,14 @@ pub use explain::{
     ExplainedRule, ExplainedSharing, ExplainedVerdict, Explanation, LiveCounters, explain, explain_live,
 };
 pub use expression::{EvaluationError, Expression, ExpressionError, ExpressionPosition};
-pub use facts::Facts;
+pub use facts::{BodyFacts, Facts};
 pub use files::{FileError, Files, NoFiles};
 pub use host::{normalize_host, split_port};
 pub use identity::{
     Addresses, ClaimSource, Claims, ClientKind, ClientName, ClientNameError, ConfusedHeaders, CookieName,
     CookieNameError, Fingerprint, FingerprintError, ForwardingHeader, HeaderError, HeaderRules, Identities,
-    Identity, IdentityError, IdentitySource, IdentitySpec, KeysError, PrefixError, RuleClient, TokenError,
-    TrustedChain, Verifier,
+    Identity, IdentityError, IdentitySource, IdentitySpec, KeysError, MAX_USER_BODY, PrefixError, RuleClient,
+    TokenError, TrustedChain, Verifier,
 };
 pub use language::{reference, schema};
 pub use matcher::{

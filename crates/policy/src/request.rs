@@ -21,7 +21,7 @@ use smallvec::SmallVec;
 use tidegate_core::Timestamp;
 
 use crate::directory::Directory;
-use crate::facts::Facts;
+use crate::facts::{BodyFacts, Facts};
 use crate::host::normalize_host;
 use crate::identity::HeaderError;
 use crate::matcher::{Matcher, Target};
@@ -192,11 +192,12 @@ pub struct NormalRequest<'m, 'r> {
 }
 
 impl NormalRequest<'_, '_> {
-    /// What the policy is matched against.
+    /// What the policy is matched against, without the body.
     #[inline]
     pub fn facts(&self) -> Facts<'_> {
         let host = self.host.as_ref().map(RequestHost::as_str);
-        Facts { method: self.method, host, path: &self.path, headers: self.headers, peer: self.peer }
+        let body = BodyFacts::Unknown;
+        Facts { method: self.method, host, path: &self.path, headers: self.headers, peer: self.peer, body }
     }
 
     /// The target to be forwarded. `None` if it was sent like this: its path was not changed by normalisation and is not empty.

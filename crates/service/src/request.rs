@@ -9,7 +9,8 @@ use http::header::{HOST, HeaderValue};
 use http::uri::{PathAndQuery, Uri};
 use http::{HeaderMap, Method};
 use tidegate_policy::{
-    ActivePolicy, Facts, HeaderTraits, ReadOptions, RequestError, RequestHead, trim_value,
+    ActivePolicy, BodyFacts, Facts, HeaderTraits, MAX_USER_BODY, ReadOptions, RequestError, RequestHead,
+    trim_value,
 };
 use tidegate_store::Clock;
 
@@ -23,6 +24,7 @@ pub(crate) struct DescribedRequest<'r> {
     pub(crate) headers: HeaderMap,
     /// The address at the other end of the connection on which the request arrived.
     pub(crate) peer: IpAddr,
+    pub(crate) body: BodyFacts<'r>,
 }
 
 /// A request with one meaning, which outlives the message that describes it.
@@ -33,6 +35,37 @@ pub(crate) struct OwnedRequest {
     pub(crate) path: String,
     pub(crate) headers: HeaderMap,
     pub(crate) peer: IpAddr,
+    body: Option<Box<DescribedBody>>,
+}
+
+/// The body of a request, which outlives the message that describes it.
+enum DescribedBody {
+    Complete(Vec<u8>),
+    Incomplete,
+    User(String),
+}
+
+impl DescribedBody {
+    /// `None` if no rule of the policy reads bodies, or the message does not tell it.
+    fn new(policy: &ActivePolicy, body: BodyFacts<'_>) -> Option<Box<Self>> {
+        if !policy.matcher.has_body_users() {
+            return None;
+        }
+        Some(Box::new(match body {
+            BodyFacts::Unknown => return None,
+            BodyFacts::Complete(bytes) if bytes.len() <= MAX_USER_BODY => Self::Complete(bytes.to_vec()),
+            BodyFacts::Complete(_) | BodyFacts::Incomplete => Self::Incomplete,
+            BodyFacts::User(name) => Self::User(name.to_owned()),
+        }))
+    }
+
+    fn facts(&self) -> BodyFacts<'_> {
+        match self {
+            Self::Complete(bytes) => BodyFacts::Complete(bytes),
+            Self::Incomplete => BodyFacts::Incomplete,
+            Self::User(name) => BodyFacts::User(name),
+        }
+    }
 }
 
 impl OwnedRequest {
@@ -42,7 +75,7 @@ impl OwnedRequest {
         clock: &dyn Clock,
         request: DescribedRequest<'_>,
     ) -> Result<Self, RequestError> {
-        let DescribedRequest { method, host, target, mut headers, peer } = request;
+        let DescribedRequest { method, host, target, mut headers, peer, body } = request;
         let method = Method::from_bytes(method).map_err(|_| RequestError::Unreadable("invalid method"))?;
         let uri = Uri::from(path(target)?);
         let traits = HeaderTraits::trim_and_scan(&mut headers);
@@ -69,12 +102,14 @@ impl OwnedRequest {
         if let Some(error) = read.refused {
             return Err(RequestError::Headers(*error));
         }
-        Ok(Self { method, host, path, headers, peer })
+        let body = DescribedBody::new(policy, body);
+        Ok(Self { method, host, path, headers, peer, body })
     }
 
     pub(crate) fn facts(&self) -> Facts<'_> {
-        let Self { method, host, path, headers, peer } = self;
-        Facts { method: method.as_str(), host: host.as_deref(), path, headers, peer: *peer }
+        let Self { method, host, path, headers, peer, body } = self;
+        let body = body.as_deref().map_or(BodyFacts::Unknown, DescribedBody::facts);
+        Facts { method: method.as_str(), host: host.as_deref(), path, headers, peer: *peer, body }
     }
 }
 

@@ -6,7 +6,7 @@ use std::net::IpAddr;
 use http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
 use serde::Deserialize;
 use tidegate_core::Timestamp;
-use tidegate_policy::{ExplainRequest, ExplainedCheck, LiveCounters, RuntimeData, explain_live};
+use tidegate_policy::{BodyFacts, ExplainRequest, ExplainedCheck, LiveCounters, RuntimeData, explain_live};
 use tidegate_store::Store;
 
 use super::store_unavailable;
@@ -29,6 +29,9 @@ pub(super) struct ExplainBody {
     /// Whether the present state of the counters and the lock-outs counts. Nothing is charged.
     #[serde(default)]
     live: bool,
+    /// Without it, the request has none.
+    #[serde(default)]
+    body: String,
 }
 
 fn get() -> String {
@@ -52,8 +55,13 @@ pub(super) async fn explain<R: Backend>(
             .map_err(|_| invalid("invalid header value: it contains a control character"))?;
         headers.append(name, value);
     }
-    let request =
-        ExplainRequest { method: &body.method, target: &body.path, headers: &headers, peer: body.from };
+    let request = ExplainRequest {
+        method: &body.method,
+        target: &body.path,
+        headers: &headers,
+        peer: body.from,
+        body: BodyFacts::Complete(body.body.as_bytes()),
+    };
     let (active, bans) = (server.backend.limiter().policy(), server.backend.limiter().bans());
     let runtime = RuntimeData { directory: active.directory.as_deref(), bans: Some(&bans) };
     let now = server.state.now();

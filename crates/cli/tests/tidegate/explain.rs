@@ -51,6 +51,21 @@ fn explain_prints_resilience_of_route_and_upstream() {
 }
 
 #[test]
+fn explain_with_data_counts_the_user_that_the_body_names() {
+    let rules = |args: &[&str]| {
+        let output = tidegate("examples/login-form.yaml", &[args, &["--format", "json"]].concat());
+        let json: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+        let rules = json["rules"].as_array().unwrap().iter();
+        rules.map(|rule| format!("{} {}", rule["name"], rule["key"]).replace('"', "")).collect::<Vec<_>>()
+    };
+    let json = ["POST", "/login", "-H", "Content-Type: application/json"];
+    let with = |data| rules(&[&json[..], &["--data", data]].concat());
+    assert_eq!(with(r#"{"username": "Bob"}"#)[1..], ["login ip:127.0.0.1", "login user:bob"]);
+    assert_eq!(with(r#"{"username": ["bob"]}"#)[1..], ["login ip:127.0.0.1", "login anonymous"]);
+    assert_eq!(rules(&json)[1..], ["login ip:127.0.0.1"]);
+}
+
+#[test]
 fn explain_with_a_missing_or_invalid_policy_fails() {
     for (policy, args) in [("examples/none.yaml", ["GET", "/"]), ("examples/keys.csv", ["GET", "/"])] {
         let output = tidegate(policy, &args);

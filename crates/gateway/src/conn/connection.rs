@@ -31,6 +31,7 @@ use super::send_queue::AddressPair;
 use super::unparsable;
 use crate::error::omit_body;
 use crate::http::hop_headers::ConnInfo;
+use crate::http::request_body::UploadHandle;
 use crate::http::response_body::ResponseBody;
 use crate::resource_limits::ResourceLimits;
 use crate::service::ReceivedRequest;
@@ -230,7 +231,7 @@ fn service<S: Store + 'static>(
         let stream = streams.as_ref().map(ResponseStreams::begin);
         let (parts, body) = request.into_parts();
         let is_head = parts.method == Method::HEAD;
-        let mut request = ReceivedRequest { parts, body: Some(body) };
+        let mut request = ReceivedRequest { parts, body: Some(body), upload: UploadHandle::default() };
         async move {
             let mut response = crate::service::serve(&worker, &conn_info, &mut request).await;
             if response.status() == StatusCode::SWITCHING_PROTOCOLS {

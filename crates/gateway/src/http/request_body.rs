@@ -454,10 +454,35 @@ impl UploadHandle {
         }
         self.record(u64::MAX);
         let filled = std::future::poll_fn(|cx| upload.borrow_mut().poll_fill(cx, max_bytes)).await;
-        if let Some(recording) = &mut upload.borrow_mut().recording {
+        self.bound_recording(max_bytes);
+        filled
+    }
+
+    /// Records no more than this much, besides what is recorded already.
+    pub(crate) fn bound_recording(&self, max_bytes: u64) {
+        if let Some(upload) = &self.0
+            && let Some(recording) = &mut upload.borrow_mut().recording
+        {
             recording.max_bytes = max_bytes;
         }
-        filled
+    }
+
+    /// Everything that was received before the body is sent; `None` if it is not recorded.
+    pub(crate) fn received(&self) -> Option<Vec<u8>> {
+        match &self.0 {
+            Some(upload) => upload.borrow().recording.as_ref().map(|recording| recording.bytes.to_vec()),
+            None => Some(Vec::new()),
+        }
+    }
+
+    /// Counts the bytes of the body, also those that were received before.
+    pub(crate) fn measure(&self, mut meter: ChargeMeter) {
+        let Some(upload) = &self.0 else { return };
+        let mut upload = upload.borrow_mut();
+        meter.add(upload.recording.as_ref().map_or(0, |recording| recording.bytes.len()));
+        if matches!(upload.state, UploadState::Open(_)) {
+            upload.meter = Some(meter);
+        }
     }
 
     /// Whether the whole body has arrived.

@@ -55,7 +55,14 @@ impl Bench<MemoryStore> {
     async fn act<R>(&self, performs: ActionSet, read: impl FnOnce(Ruling<'_>) -> R) -> R {
         let (policy, mut scratch, headers) = (self.limiter.policy(), Scratch::default(), HeaderMap::new());
         let peer = [192, 0, 2, 1].into();
-        let facts = Facts { method: "GET", host: Some("a.example"), path: "/", headers: &headers, peer };
+        let facts = Facts {
+            method: "GET",
+            host: Some("a.example"),
+            path: "/",
+            headers: &headers,
+            peer,
+            body: tidegate_policy::BodyFacts::Unknown,
+        };
         let context = CheckContext { now: self.now(), performs };
         read(self.limiter.check(&policy, &facts, &mut scratch, context).await)
     }

@@ -66,7 +66,14 @@ impl<S: Store + 'static> Bench<S> {
         };
         let headers: HeaderMap = headers.iter().map(header).collect();
         let peer = [192, 0, 2, 1].into();
-        let facts = Facts { method: "GET", host: Some("a.example"), path, headers: &headers, peer };
+        let facts = Facts {
+            method: "GET",
+            host: Some("a.example"),
+            path,
+            headers: &headers,
+            peer,
+            body: tidegate_policy::BodyFacts::Unknown,
+        };
         read(self.limiter.check(&policy, &facts, &mut scratch, self.now()).await)
     }
 

@@ -25,7 +25,14 @@ fn find_ban(bans: &Bans, peer: &str, headers: &[(&str, &str)]) -> Option<String>
     };
     let headers: HeaderMap = headers.iter().map(header).collect();
     let peer = peer.parse().unwrap();
-    let facts = Facts { method: "GET", host: Some(""), path: "/", headers: &headers, peer };
+    let facts = Facts {
+        method: "GET",
+        host: Some(""),
+        path: "/",
+        headers: &headers,
+        peer,
+        body: crate::BodyFacts::Unknown,
+    };
     let directory = Directory::from_csv(b"listed,free,acme\nother,free\n", &["free"]).unwrap();
     let identity = plan.identities.identify(&facts, Some(&directory), NOW);
     bans.find(&identity, NOW).map(|ban| ban.subject.to_string())
@@ -91,8 +98,14 @@ fn ban_of_fingerprint_or_long_user_is_found() {
     let plan = compile("policy.yaml", POLICY, &NoFiles).unwrap().plan;
     let headers: HeaderMap =
         [(http::header::USER_AGENT, HeaderValue::from_static("bot"))].into_iter().collect();
-    let facts =
-        Facts { method: "GET", host: Some(""), path: "/", headers: &headers, peer: [192, 0, 2, 1].into() };
+    let facts = Facts {
+        method: "GET",
+        host: Some(""),
+        path: "/",
+        headers: &headers,
+        peer: [192, 0, 2, 1].into(),
+        body: crate::BodyFacts::Unknown,
+    };
     let print = plan.identities.identify(&facts, None, NOW).fingerprint().unwrap();
     let hex = print.map(|byte| format!("{byte:02x}")).concat();
     let bans = Bans::new([ban(&format!("fingerprint:{hex}"), None), ban(&format!("user:{long}"), None)]);

@@ -18,8 +18,9 @@ pub(super) fn check(
     penalties(clients, limits, targets, report);
     let rates = AddressLimits::of_rates(clients, limits);
     let permits = AddressLimits::of_permits(limits);
-    let custom = limits.rules.iter().map(|custom| (&custom.rule.name, custom.rule.id, &custom.count));
-    let custom = custom.zip(limits.rules.iter().map(|custom| (&custom.matches, &rates)));
+    let rules = || limits.rules.iter().filter(|custom| custom.body_user.is_none());
+    let custom = rules().map(|custom| (&custom.rule.name, custom.rule.id, &custom.count));
+    let custom = custom.zip(rules().map(|custom| (&custom.matches, &rates)));
     let concurrent = limits.concurrent.iter().map(|rule| (&rule.name, rule.id, &rule.count));
     let concurrent = concurrent.zip(limits.concurrent.iter().map(|rule| (&rule.matches, &permits)));
     for ((name, id, count), (matches, by_address)) in custom.chain(concurrent) {
@@ -43,7 +44,8 @@ fn penalties(
     targets: &WarningTargets,
     report: &mut ProblemReport<'_>,
 ) {
-    let custom = limits.rules.iter().map(|custom| {
+    // A rule with the user of a body counts the address besides.
+    let custom = limits.rules.iter().filter(|custom| custom.body_user.is_none()).map(|custom| {
         let kinds = match &custom.count {
             CounterScope::Client => &clients.identify_by,
             CounterScope::Per(kinds) | CounterScope::PerEach(kinds) => kinds,
@@ -103,7 +105,7 @@ impl<'p> AddressLimits<'p> {
         let rules = limits.rules.iter().filter(|custom| {
             is_enforced(&custom.rule)
                 && custom.charge == ChargeBasis::UpFront
-                && counts_address(&custom.count)
+                && (custom.body_user.is_some() || counts_address(&custom.count))
         });
         let matches: HashSet<_> = rules.map(|custom| &custom.matches).collect();
         // Every client is an address, and all have the same limit.

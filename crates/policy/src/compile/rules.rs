@@ -6,8 +6,10 @@ use http::header::HeaderName;
 use tidegate_core::{Coordination, Cost, LimitUnit};
 
 use crate::compile::{CompileContext, clients, costs, limits, mode, rejections, routing, scalar, store};
+use crate::endpoints::EndpointPattern;
 use crate::expression::Expression;
-use crate::language::{EVERYBODY, MATCH, RULE};
+use crate::identity::ClientKind;
+use crate::language::{EVERYBODY, MATCH, RULE, RULE_USER};
 use crate::plan::{
     ChargeBasis, Clients, ConcurrencyRule, CounterScope, CustomRule, HeaderMatch, RuleCondition, RuleCost,
     RuleMatch,
@@ -38,6 +40,8 @@ struct RuleScope {
     name: Option<String>,
     matches: Option<RuleMatch>,
     count: Option<CounterScope>,
+    /// The field that names the user; invalid ones have been reported.
+    body_user: Option<String>,
 }
 
 impl RuleScope {
@@ -51,7 +55,14 @@ impl RuleScope {
             Some(node) => matching(node, context),
             None => Some(RuleMatch::default()),
         };
-        Self { name, matches, count: count(fields, clients, context) }
+        let known = context.configured.len();
+        // The rule says itself where the user is.
+        context.configured.extend(fields.get("user").map(|_| ClientKind::User));
+        let count = count(fields, clients, context);
+        context.configured.truncate(known);
+        let body_user =
+            fields.get("user").and_then(|node| body_user(node, (matches.as_ref(), count.as_ref()), context));
+        Self { name, matches, count, body_user }
     }
 
     /// Returns a unique placeholder for a missing name, so that the other problems of the rule are reported too.
@@ -67,9 +78,18 @@ fn concurrency_rule<'s>(
     scope: RuleScope,
     context: &mut CompileContext<'s, '_>,
 ) -> Option<ConcurrencyRule> {
-    for key in
-        ["requests", "window", "algorithm", "burst", "max_wait", "cost", "charge", "penalty", "on_exceed"]
-    {
+    for key in [
+        "user",
+        "requests",
+        "window",
+        "algorithm",
+        "burst",
+        "max_wait",
+        "cost",
+        "charge",
+        "penalty",
+        "on_exceed",
+    ] {
         if let Some(node) = fields.get(key) {
             let what = format!("`{key}` cannot be combined with `concurrent`");
             context.report.push(Finding::error(node, what).hint("use two rules, one for each"));
@@ -82,7 +102,7 @@ fn concurrency_rule<'s>(
         .and_then(|node| scalar::positive_u32(node, "`concurrent`", &mut context.report));
     let sharing = store::permit_sharing(fields, context);
     let rejection = rejections::rejection(fields, context);
-    let RuleScope { name, matches, count } = scope;
+    let RuleScope { name, matches, count, .. } = scope;
     let (id, name) = (id?, name?);
     context.targets.rules.insert(id, NodeRef::from(item));
     let (mut concurrent, mode, line) = (concurrent?, mode?, item.position.line);
@@ -114,7 +134,7 @@ fn custom<'s>(
     let cost = costs::cost(fields, context);
     let charge = costs::charge(fields, context);
     let mut rule = limits::rule(item, fields, scope.name_or_placeholder(item), context)?;
-    let RuleScope { name, matches, count } = scope;
+    let RuleScope { name, matches, count, body_user } = scope;
     costs::check(fields, &rule, (cost.as_ref(), charge.as_ref()), context);
     if let (Some(CounterScope::Everybody), Some(node)) = (&count, fields.get("penalty")) {
         let finding = Finding::error(
@@ -128,7 +148,7 @@ fn custom<'s>(
     name?;
     let (cost, charge) = (cost?, charge?);
     rule.quota = rule.quota.with_unit(limit_unit(&cost, &charge));
-    Some(CustomRule { rule, matches: matches?, count: count?, cost, charge })
+    Some(CustomRule { rule, matches: matches?, count: count?, cost, charge, body_user })
 }
 
 /// Returns the unit that a rule with these costs counts in.
@@ -238,6 +258,38 @@ fn first_and_last_line(what: &str) -> String {
         (Some(first), Some(last)) => format!("{first} {last}"),
         (first, _) => first.unwrap_or_default().to_owned(),
     }
+}
+
+/// Decodes `user`: the field of a body. `None` parts of the rule have been reported.
+fn body_user<'s>(
+    node: &YamlNode<'s>,
+    (matches, count): (Option<&RuleMatch>, Option<&CounterScope>),
+    context: &mut CompileContext<'s, '_>,
+) -> Option<String> {
+    let fields = Fields::open(node, &RULE_USER, &mut context.report)?;
+    let field = fields.require("body", &mut context.report)?;
+    let name = scalar::text(field, "the name of a field, for example `username`", &mut context.report)?;
+    if name.trim() != name || name.contains(['[', ']', '&', '=', ';']) || name.chars().any(char::is_control) {
+        let finding = Finding::error(field, format!("invalid field name {}", quote(name)));
+        context.report.push(
+            finding
+                .hint("write the name of a field at the top of the form or object, for example `username`"),
+        );
+    }
+    if let Some(matches) = matches
+        && (matches.paths.is_empty() || matches.paths.iter().any(EndpointPattern::matches_rest))
+    {
+        let finding = Finding::error(node, "`user` needs the paths of the endpoints whose bodies are read");
+        let finding = finding.expected("`match.path` without `**`");
+        context.report.push(finding.hint("name them: `match: { method: POST, path: /login }`"));
+    }
+    if let Some(count) = count
+        && !matches!(count, CounterScope::Per(kinds) | CounterScope::PerEach(kinds) if kinds.contains(&ClientKind::User))
+    {
+        let finding = Finding::error(node, "`user` has no effect: the rule does not count users");
+        context.report.push(finding.hint("add `per_each: [ip, user]`, or remove `user`"));
+    }
+    Some(name.to_owned())
 }
 
 fn count<'s>(

@@ -216,6 +216,11 @@ impl EndpointPattern {
         Self { method: self.method.clone(), segments: self.segments.iter().filter_map(fold).collect() }
     }
 
+    /// Whether it matches the rest of a path, however long it is.
+    pub(crate) fn matches_rest(&self) -> bool {
+        matches!(self.segments.last(), Some(Segment::Rest))
+    }
+
     pub(crate) fn segments(&self) -> &[Segment] {
         &self.segments
     }

@@ -14,7 +14,7 @@ use http::{HeaderMap, Method, Uri, Version};
 use serde::{Serialize, Serializer};
 use tidegate_core::{Check, Cost, Decision, Limit, Outcome, OwnedKey, Role, TimeSpan, Timestamp, Verdict};
 
-use crate::facts::Facts;
+use crate::facts::{BodyFacts, Facts};
 use crate::identity::{ClientName, HeaderError};
 use crate::matcher::{
     Admission, BanSource, ConcurrencyCheck, Exemption, MatchedRequest, Matcher, RuntimeData, Scratch,
@@ -40,6 +40,8 @@ pub struct ExplainRequest<'a> {
     pub headers: &'a HeaderMap,
     /// The address at the other end of the connection.
     pub peer: IpAddr,
+    /// The body, for rules that count the user that it names.
+    pub body: BodyFacts<'a>,
 }
 
 /// How a policy handles one request. Secrets are shortened.
@@ -327,7 +329,7 @@ impl ExplainedVerdict {
 
 impl Explainer<'_> {
     fn explain(&self) -> Result<Explanation, ExplainedVerdict> {
-        let ExplainRequest { method, target, headers, peer } = self.request;
+        let ExplainRequest { method, target, headers, peer, .. } = self.request;
         let invalid = |reason| ExplainedVerdict::Rejected { status: 400, reason };
         Method::from_bytes(method.as_bytes()).map_err(|_| invalid("invalid method".to_owned()))?;
         let uri: Uri = target.parse().map_err(|error| invalid(format!("invalid request target: {error}")))?;
@@ -347,10 +349,10 @@ impl Explainer<'_> {
     }
 
     fn unreadable(&self, verdict: ExplainedVerdict) -> Explanation {
-        let ExplainRequest { method, target, headers, peer } = self.request;
+        let ExplainRequest { method, target, headers, peer, body } = self.request;
         let host = headers.get(HOST).and_then(|host| host.to_str().ok()).unwrap_or_default();
         let path = target.split_once('?').map_or(target, |(path, _)| path);
-        let client = self.client(&Facts { method, host: Some(host), path, headers, peer });
+        let client = self.client(&Facts { method, host: Some(host), path, headers, peer, body });
         let [method, host, path] = [method, host, path].map(sanitize);
         Explanation {
             method,
@@ -375,7 +377,7 @@ impl Explainer<'_> {
     }
 
     fn readable(&self, request: &NormalRequest<'_, '_>) -> Explanation {
-        let facts = request.facts();
+        let facts = Facts { body: self.request.body, ..request.facts() };
         let mut readings = Readings::default();
         readings.set(facts.path, self.matcher.path_case(&facts));
         let mut scratch = Scratch::default();

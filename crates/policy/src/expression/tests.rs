@@ -21,6 +21,7 @@ fn evaluate(source: &str) -> Result<bool, String> {
         path: "/api/v1/orders",
         headers: &headers,
         peer: [192, 0, 2, 7].into(),
+        body: crate::BodyFacts::Unknown,
     };
     let user = Some(IdentitySource::Header(HeaderName::from_static("x-user")));
     let addresses = Addresses::default().with_trusted_proxies(["192.0.2.7/32".parse().unwrap()]);

@@ -11,6 +11,7 @@
 //! reject ambiguous headers before this.
 
 mod address;
+mod body;
 mod claims_text;
 mod cookie;
 mod fingerprint;
@@ -34,6 +35,8 @@ use http::header::{AUTHORIZATION, HeaderName};
 use tidegate_core::Timestamp;
 
 pub use address::{Addresses, ForwardingHeader, PrefixError, TrustedChain};
+pub(crate) use body::BodyUser;
+pub use body::MAX_USER_BODY;
 pub use cookie::{CookieName, CookieNameError};
 pub use fingerprint::{Fingerprint, FingerprintError};
 pub use headers::{ConfusedHeaders, HeaderError, HeaderRules};
@@ -265,6 +268,11 @@ pub(crate) struct NotLockedOut {
 }
 
 impl NotLockedOut {
+    /// The same, and the user.
+    pub(crate) fn with_user(self) -> Self {
+        Self { user: true, ..self }
+    }
+
     /// Whether the identity of this kind is one of them.
     pub(crate) fn contains(self, kind: ClientKind) -> bool {
         match kind {

@@ -17,7 +17,14 @@ fn headers(lines: &[(HeaderName, &str)]) -> HeaderMap {
 }
 
 fn facts(headers: &HeaderMap) -> Facts<'_> {
-    Facts { method: "GET", host: Some("example.org"), path: "/", headers, peer: [192, 0, 2, 7].into() }
+    Facts {
+        method: "GET",
+        host: Some("example.org"),
+        path: "/",
+        headers,
+        peer: [192, 0, 2, 7].into(),
+        body: crate::BodyFacts::Unknown,
+    }
 }
 
 fn everything() -> IdentitySpec {

@@ -201,6 +201,12 @@ pub(crate) static RULE: Mapping = Mapping {
             "A separate counter for each of these identities; a request is admitted only if all of them admit it. If a request lacks an identity, the client from `identify_by` is counted instead; no counter is charged twice.",
             "[ip, user, fingerprint]",
         ),
+        PolicyKey::new(
+            "user",
+            Object(&RULE_USER),
+            "Where this rule finds the `user` in `per` or `per_each`, in place of `clients.user`.",
+            "{ body: username }",
+        ),
         REQUESTS.required_unless("required, unless `concurrent` is given"),
         WINDOW.required_unless("required, unless `concurrent` is given"),
         ALGORITHM,
@@ -229,6 +235,23 @@ pub(crate) static RULE: Mapping = Mapping {
         RULE_COORDINATION.default("that of `store`; with `concurrent`: each node counts separately"),
         RULE_FAILURE_MODE,
     ],
+};
+
+pub(crate) static RULE_USER: Mapping = Mapping {
+    name: "`user`",
+    path: "rate_limits.rules[].user",
+    doc: "The user that the body of a request names, such as the name in a login form. It is not verified: it has no effect on tiers and bans, \
+          is never locked out, and the rule counts each address besides.",
+    keys: &[PolicyKey::new(
+        "body",
+        Text("name"),
+        "The field of a form (`application/x-www-form-urlencoded`) or of a JSON object that contains the name. At most 16 KiB of the body are \
+         read, and for at most 5 s. A request without the field is counted as one without a user. All requests whose field cannot be read are \
+         counted together: it is repeated or not a text, or the body is compressed, too large, late, or in another format. Needs `match.path`: \
+         no other body is read.",
+        "username",
+    )
+    .required()],
 };
 
 pub(crate) static MATCH: Mapping = Mapping {

@@ -36,9 +36,7 @@ pub(super) fn evaluate(
     readings: &Readings,
 ) -> ConditionResult {
     let facts = identity.facts();
-    let is_method =
-        |method: &String| method == facts.method || Some(&**method) == equivalent_method(facts.method);
-    if !matches.methods.is_empty() && !matches.methods.iter().any(is_method) {
+    if !has_method(matches, facts.method) {
         return ConditionResult::False;
     }
     for header in &matches.headers {
@@ -60,6 +58,12 @@ pub(super) fn evaluate(
         ConditionResult::False => any_other(facts, expression, readings, evaluate_at),
         result => result,
     }
+}
+
+/// Whether a rule applies to requests with this method, as far as that alone decides it.
+pub(super) fn has_method(matches: &RuleMatch, method: &str) -> bool {
+    let is_method = |known: &String| known == method || Some(&**known) == equivalent_method(method);
+    matches.methods.is_empty() || matches.methods.iter().any(is_method)
 }
 
 /// The result of a condition that is false for the usual reading of a request: it is true if it is true for any other reading

@@ -3,7 +3,7 @@
 use tidegate_core::{Cost, Timestamp};
 
 use crate::facts::Facts;
-use crate::identity::{ClientKind, Identity, NotLockedOut};
+use crate::identity::{BodyUser, ClientKind, Identity, NotLockedOut};
 use crate::matcher::Matcher;
 use crate::matcher::condition::{self, ConditionResult};
 use crate::matcher::matched::{
@@ -57,6 +57,7 @@ impl Matcher {
             bytes,
             applied,
             cached: [None; KINDS],
+            body_user: None,
         };
         let client = evaluator.client();
         let tier = self.tier(&identity);
@@ -80,6 +81,21 @@ impl Matcher {
         let not_locked_out =
             if self.has_penalties { identity.not_locked_out() } else { NotLockedOut::default() };
         Admission::Checked(MatchedRequest::new(&self.plan, scratch, checks, client, not_locked_out))
+    }
+
+    /// Whether a rule counts the user that the body of this request names: its body is to be received first, up to
+    /// [`MAX_USER_BODY`](crate::MAX_USER_BODY) bytes of it.
+    pub fn reads_body(&self, facts: &Facts<'_>, scratch: &mut Scratch) -> bool {
+        if !self.has_body_users {
+            return false;
+        }
+        let Scratch { found, readings, .. } = scratch;
+        found.clear();
+        let case = self.path_case(facts);
+        readings.set(facts.path, case);
+        self.find_rules((facts.path, case), readings, found);
+        let mut rules = found.iter().filter_map(|index| self.plan.rate_limits.rules.get(*index as usize));
+        rules.any(|custom| custom.body_user.is_some() && condition::has_method(&custom.matches, facts.method))
     }
 
     /// The check of the rule `name` for a client that the caller has identified; `None` if there is no such rule. `client`
@@ -196,6 +212,8 @@ struct Evaluator<'w, 'a> {
     applied: &'w mut Vec<AppliedRule>,
     /// The identities that are already in `bytes`.
     cached: [Option<ByteRange>; KINDS],
+    /// The user of the present rule, if it is one that the body names.
+    body_user: Option<BodyUser>,
 }
 
 impl Evaluator<'_, '_> {
@@ -225,7 +243,10 @@ impl Evaluator<'_, '_> {
         if result != ConditionResult::False {
             let cost = condition::cost(custom, self.identity.facts().headers);
             let first = self.applied.len();
+            let facts = self.identity.facts();
+            self.body_user = custom.body_user.as_ref().map(|field| BodyUser::read(facts, field));
             self.apply_scope(RuleRef::Custom(index), &custom.count, cost.unwrap_or(Cost::ONE), result);
+            self.body_user = None;
             for applied in self.applied.iter_mut().skip(first) {
                 applied.cost_is_unknown = cost.is_none();
             }
@@ -285,6 +306,13 @@ impl Evaluator<'_, '_> {
                 }
             }
         }
+        if self.body_user.is_some() {
+            // A client can send any name.
+            let address = self.identity_or_client(ClientKind::Ip);
+            if self.applied.iter().skip(first).all(|other| other.client != address) {
+                self.apply(rule_ref, address, cost);
+            }
+        }
         for applied in self.applied.iter_mut().skip(first) {
             applied.condition_failed = result == ConditionResult::Failed;
         }
@@ -302,7 +330,10 @@ impl Evaluator<'_, '_> {
 
     /// The client as identified by `identify_by`.
     fn client(&mut self) -> ByteRange {
-        self.find(self.kind).unwrap_or_default()
+        let body_user = self.body_user.take();
+        let client = self.find(self.kind).unwrap_or_default();
+        self.body_user = body_user;
+        client
     }
 
     /// The identity of this kind, or the client if the request has none. Omitting a header leads to another counter, never
@@ -318,11 +349,19 @@ impl Evaluator<'_, '_> {
         }
         let start = self.bytes.len();
         for kind in kinds {
-            if !self.identity.append(*kind, self.bytes) {
+            if !self.append(*kind) {
                 self.identity.append(self.kind, self.bytes);
             }
         }
         range(start, self.bytes.len())
+    }
+
+    /// Appends the counter key of an identity to `bytes`. Returns whether the request has one.
+    fn append(&mut self, kind: ClientKind) -> bool {
+        match &self.body_user {
+            Some(user) if kind == ClientKind::User => user.append(self.bytes),
+            _ => self.identity.append(kind, self.bytes),
+        }
     }
 
     /// The key that combines all `kinds` with the tenant that the request names, if that of its API key is another one: an API key
@@ -335,7 +374,7 @@ impl Evaluator<'_, '_> {
         for kind in kinds {
             let is_found = match kind {
                 ClientKind::Tenant => self.identity.append_other_tenant(self.bytes),
-                other => self.identity.append(*other, self.bytes),
+                other => self.append(*other),
             };
             if !is_found {
                 self.identity.append(self.kind, self.bytes);
@@ -346,16 +385,18 @@ impl Evaluator<'_, '_> {
 
     /// The range of the identity of this kind in `bytes`, if the request has one.
     fn find(&mut self, kind: ClientKind) -> Option<ByteRange> {
+        // The user that the body names is another one than that of other rules.
+        let is_body_user = kind == ClientKind::User && self.body_user.is_some();
         let cached = self.cached.get(kind as usize).copied().flatten();
-        if cached.is_some() {
+        if cached.is_some() && !is_body_user {
             return cached;
         }
         let start = self.bytes.len();
-        if !self.identity.append(kind, self.bytes) {
+        if !self.append(kind) {
             return None;
         }
         let found = range(start, self.bytes.len());
-        if let Some(slot) = self.cached.get_mut(kind as usize) {
+        if !is_body_user && let Some(slot) = self.cached.get_mut(kind as usize) {
             *slot = Some(found);
         }
         Some(found)

@@ -197,6 +197,14 @@ impl<'a> AppliedRules<'a> {
         self.applied.get(index).and_then(|applied| applied.rule_ref.rule(self.plan))
     }
 
+    /// Whether the user of check number `index` is one that a body names.
+    fn counts_body_user(&self, index: usize) -> bool {
+        let Some(RuleRef::Custom(at)) = self.applied.get(index).map(|applied| applied.rule_ref) else {
+            return false;
+        };
+        self.plan.rate_limits.rules.get(at).is_some_and(|custom| custom.body_user.is_some())
+    }
+
     /// The rules, one for each check, with the role of the check.
     pub fn rules(&self) -> impl Iterator<Item = (&'a Rule, Role)> + use<'a> {
         let Self { plan, client, .. } = *self;
@@ -303,6 +311,8 @@ impl<'a> MatchedRequest<'a> {
     fn penalty_without(&self, index: usize, not_locked_out: NotLockedOut) -> Option<&'a Penalty> {
         let penalty = self.rules.rule(index)?.penalty.as_ref()?;
         let key = self.checks.get(index)?.key;
+        let not_locked_out =
+            if self.rules.counts_body_user(index) { not_locked_out.with_user() } else { not_locked_out };
         self.rules.plan.clients.may_lock_out_counter(key.client, not_locked_out).then_some(penalty)
     }
 
@@ -351,7 +361,7 @@ impl<'a> MatchedRequest<'a> {
     /// # let policy = b"rate_limits: { default: { requests: 5, window: 60, mode: shadow } }";
     /// # let matcher = Matcher::new(compile("policy.yaml", policy, &NoFiles)?.plan);
     /// # let headers = HeaderMap::new();
-    /// # let facts = Facts { method: "GET", host: Some(""), path: "/", headers: &headers, peer: [192, 0, 2, 1].into() };
+    /// # let facts = Facts { method: "GET", host: Some(""), path: "/", headers: &headers, peer: [192, 0, 2, 1].into(), body: tidegate_policy::BodyFacts::Unknown };
     /// # let mut scratch = Scratch::default();
     /// # let now = Timestamp::ZERO;
     /// # let Admission::Checked(matched) = matcher.admit(&facts, None, now, &mut scratch) else { panic!() };

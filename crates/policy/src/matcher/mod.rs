@@ -48,7 +48,7 @@ use crate::plan::{
 /// let policy = b"rate_limits:\n  default: { requests: 100, window: 60 }\n  endpoints: { /search: { requests: 5, window: 1 } }";
 /// let matcher = Matcher::new(compile("policy.yaml", policy, &NoFiles)?.plan);
 /// let headers = HeaderMap::new();
-/// let facts = Facts { method: "GET", host: Some("example.org"), path: "/search", headers: &headers, peer: [192, 0, 2, 1].into() };
+/// let facts = Facts { method: "GET", host: Some("example.org"), path: "/search", headers: &headers, peer: [192, 0, 2, 1].into(), body: tidegate_policy::BodyFacts::Unknown };
 /// let mut scratch = Scratch::default();
 /// let Admission::Checked(matched) = matcher.admit(&facts, None, Timestamp::ZERO, &mut scratch) else { panic!() };
 /// let names: Vec<_> = matched.rules().map(|rule| rule.name.as_str()).collect();
@@ -76,6 +76,8 @@ pub struct Matcher {
     has_settlements: bool,
     has_actions: bool,
     has_shared_permits: bool,
+    /// Whether a rule counts the user that a body names.
+    has_body_users: bool,
     /// Whether a token or a key may get a request rejected.
     checks_credentials: bool,
     rules_by_name: HashMap<Box<str>, RuleRef, RandomState>,
@@ -107,6 +109,7 @@ impl Matcher {
         };
         let has_settlements = limits.rules.iter().any(is_settled_later);
         let has_actions = limits.iter().any(|rule| rule.on_exceed.kind().needs_interface());
+        let has_body_users = limits.rules.iter().any(|custom| custom.body_user.is_some());
         let has_penalties = limits.iter().any(|rule| rule.penalty.is_some());
         let has_shared_permits = limits.concurrent.iter().any(ConcurrencyRule::has_shared_permits);
         let header_rules = HeaderRules::new(&plan);
@@ -130,6 +133,7 @@ impl Matcher {
             has_settlements,
             has_actions,
             has_shared_permits,
+            has_body_users,
             checks_credentials,
             rules_by_name,
         }
@@ -163,6 +167,11 @@ impl Matcher {
     /// Whether all nodes together have the permits of any concurrency rule.
     pub fn has_shared_permits(&self) -> bool {
         self.has_shared_permits
+    }
+
+    /// Whether any rule counts the user that the body of a request names.
+    pub fn has_body_users(&self) -> bool {
+        self.has_body_users
     }
 
     /// Whether limits ignore case for the path of a request.

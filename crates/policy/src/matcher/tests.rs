@@ -6,6 +6,7 @@ use crate::facts::Facts;
 use crate::files::NoFiles;
 use crate::path::PathError;
 
+mod body_users;
 mod credentials;
 mod readings;
 mod tiers;
@@ -54,8 +55,14 @@ fn with_admission<R>(
 ) -> R {
     let (method, path) = request.split_once(' ').unwrap();
     let headers = headers(lines);
-    let facts =
-        Facts { method, host: Some("example.org"), path, headers: &headers, peer: [65, 66, 67, 68].into() };
+    let facts = Facts {
+        method,
+        host: Some("example.org"),
+        path,
+        headers: &headers,
+        peer: [65, 66, 67, 68].into(),
+        body: crate::BodyFacts::Unknown,
+    };
     let mut scratch = Scratch::default();
     let directory = matcher.plan().directory.clone();
     read(&matcher.admit(&facts, directory.as_deref(), Timestamp::ZERO, &mut scratch))
@@ -289,6 +296,7 @@ rate_limits:
             path: "/",
             headers: &headers,
             peer: [65, 66, 67, 68].into(),
+            body: crate::BodyFacts::Unknown,
         };
         let mut scratch = Scratch::default();
         match active.matcher.admit(&facts, active.directory.as_deref(), Timestamp::ZERO, &mut scratch) {

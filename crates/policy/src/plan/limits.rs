@@ -170,12 +170,16 @@ pub struct CustomRule {
     pub cost: RuleCost,
     /// When it is charged.
     pub charge: ChargeBasis,
+    /// The field of the body that names the `user` of this rule. The rule counts the address besides: a client can send any name.
+    pub body_user: Option<String>,
 }
 
 impl CustomRule {
-    /// Whether every request costs one unit, charged up front.
+    /// Whether every request costs one unit, charged up front, for identities of its head.
     pub(crate) fn is_plain(&self) -> bool {
-        self.cost == RuleCost::Constant(Cost::ONE) && self.charge == ChargeBasis::UpFront
+        self.cost == RuleCost::Constant(Cost::ONE)
+            && self.charge == ChargeBasis::UpFront
+            && self.body_user.is_none()
     }
 }
 

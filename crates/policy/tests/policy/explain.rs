@@ -26,7 +26,13 @@ fn explain_example(policy: &str, request: &str, lines: &[(&str, &str)]) -> Expla
     let line = |(name, value): &(&str, &str)| (name.parse::<HeaderName>().unwrap(), value.parse().unwrap());
     let headers: HeaderMap = std::iter::once(&("host", parts[1])).chain(lines).map(line).collect();
     let peer: IpAddr = parts[3].parse().unwrap();
-    let request = ExplainRequest { method: parts[0], target: parts[2], headers: &headers, peer };
+    let request = ExplainRequest {
+        method: parts[0],
+        target: parts[2],
+        headers: &headers,
+        peer,
+        body: tidegate_policy::BodyFacts::Complete(&[]),
+    };
     let matcher = Matcher::new(plan);
     let directory = matcher.plan().directory.clone();
     explain(&matcher, &request, directory.as_deref(), Timestamp::from_secs(1_800_000_000))

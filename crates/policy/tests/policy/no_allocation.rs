@@ -113,7 +113,14 @@ fn identifying_a_client_does_not_allocate() {
     .unwrap();
     let directory = Directory::from_csv(b"k1,free\n", &["free"]).unwrap();
     let peer = [10, 0, 0, 1].into();
-    let facts = Facts { method: "GET", host: Some("example.org"), path: "/", headers: &headers, peer };
+    let facts = Facts {
+        method: "GET",
+        host: Some("example.org"),
+        path: "/",
+        headers: &headers,
+        peer,
+        body: tidegate_policy::BodyFacts::Unknown,
+    };
     let mut key = Vec::with_capacity(256);
     for kind in ClientKind::NAMED.into_iter().chain([ClientKind::Anonymous]) {
         let count = allocations(|| {
@@ -155,8 +162,14 @@ bans: { networks: [203.0.113.0/24] }
             .map(|(name, value)| (HeaderName::from_static(name), value.parse().unwrap()))
             .collect();
     let peer = [10, 0, 0, 1].into();
-    let facts =
-        Facts { method: "GET", host: Some("example.org"), path: "/api/v1/orders", headers: &headers, peer };
+    let facts = Facts {
+        method: "GET",
+        host: Some("example.org"),
+        path: "/api/v1/orders",
+        headers: &headers,
+        peer,
+        body: tidegate_policy::BodyFacts::Unknown,
+    };
     let mut scratch = Scratch::default();
     let mut count = || match matcher.admit(&facts, None, Timestamp::ZERO, &mut scratch) {
         Admission::Checked(matched_request) => matched_request.checks().len(),
@@ -209,6 +222,7 @@ rate_limits:
             path: &path,
             headers: &headers,
             peer: [10, 0, 0, 1].into(),
+            body: tidegate_policy::BodyFacts::Unknown,
         };
         match matcher.admit(&facts, None, Timestamp::ZERO, &mut scratch) {
             Admission::Checked(matched_request) => matched_request.checks().len(),

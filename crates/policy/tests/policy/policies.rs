@@ -112,7 +112,7 @@ fn example_policies_compile_without_warnings() {
             count += 1;
         }
     }
-    assert_eq!(count, 10);
+    assert_eq!(count, 11);
 }
 
 #[test]

@@ -130,8 +130,13 @@ fn explanation_of_a_concurrency_rule_names_its_coordination() {
     let text = "store: { url: redis://cache }\nrate_limits: { rules: [{ name: exports, concurrent: 2, coordination: central }] }";
     let matcher = Matcher::new(plan(text));
     let headers = HeaderMap::from_iter([(HOST, HeaderValue::from_static("a.example"))]);
-    let request =
-        ExplainRequest { method: "GET", target: "/", headers: &headers, peer: [192, 0, 2, 1].into() };
+    let request = ExplainRequest {
+        method: "GET",
+        target: "/",
+        headers: &headers,
+        peer: [192, 0, 2, 1].into(),
+        body: tidegate_policy::BodyFacts::Unknown,
+    };
     let directory = matcher.plan().directory.clone();
     let text = explain(&matcher, &request, directory.as_deref(), Timestamp::ZERO).to_string();
     assert!(

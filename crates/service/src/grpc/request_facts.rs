@@ -7,7 +7,7 @@
 use std::net::IpAddr;
 
 use http::header::{HeaderMap, HeaderName, HeaderValue};
-use tidegate_policy::ActivePolicy;
+use tidegate_policy::{ActivePolicy, BodyFacts};
 use tidegate_store::Clock;
 
 use super::bad_descriptor::BadDescriptor;
@@ -54,7 +54,8 @@ pub(super) fn read_request(
         None => peer,
     };
     let (method, target) = (method.unwrap_or(b"GET"), path.unwrap_or(b"/"));
-    let request = DescribedRequest { method, host, target, headers, peer };
+    let body = BodyFacts::Unknown;
+    let request = DescribedRequest { method, host, target, headers, peer, body };
     Ok(OwnedRequest::new(policy, clock, request)?)
 }
 

@@ -156,7 +156,7 @@ fn summarize(
     request: &OwnedRequest,
     version: &'static str,
 ) -> RequestSummary {
-    let OwnedRequest { method, host, path, headers, peer } = request;
+    let OwnedRequest { method, host, path, headers, peer, .. } = request;
     let normal = normalize(path);
     let path = normal.as_deref().unwrap_or(path);
     RequestSummary {

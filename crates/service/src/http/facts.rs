@@ -1,10 +1,10 @@
 //! The requests that messages describe.
 
 use http::header::HeaderValue;
-use tidegate_policy::{ActivePolicy, RequestError};
+use tidegate_policy::{ActivePolicy, BodyFacts, RequestError};
 use tidegate_store::Clock;
 
-use super::error::HttpError;
+use super::error::{HttpError, invalid};
 use super::message::{HeadersMessage, RequestMessage};
 use crate::request::DescribedRequest;
 
@@ -17,11 +17,19 @@ impl OwnedRequest {
         clock: &dyn Clock,
         message: RequestMessage<'_>,
     ) -> Result<Self, HttpError> {
-        let RequestMessage { method, host, path, headers, peer } = message;
+        let RequestMessage { method, host, path, headers, peer, body, body_user } = message;
         let headers = headers.map(|HeadersMessage(headers)| headers).unwrap_or_default();
         let host = host.map(|host| HeaderValue::from_str(&host.0)).transpose();
         let host = host.map_err(|_| HttpError::Request(RequestError::Host))?;
         let (method, target) = (method.as_bytes(), path.as_bytes());
-        Ok(Self::new(policy, clock, DescribedRequest { method, host, target, headers, peer })?)
+        let body = match (&body, &body_user) {
+            (None, None) => BodyFacts::Unknown,
+            (Some(body), None) => BodyFacts::Complete(body.0.as_bytes()),
+            (None, Some(user)) => BodyFacts::User(&user.0),
+            (Some(_), Some(_)) => {
+                return Err(invalid("`body` and `body_user` exclude each other; send one of them"));
+            }
+        };
+        Ok(Self::new(policy, clock, DescribedRequest { method, host, target, headers, peer, body })?)
     }
 }

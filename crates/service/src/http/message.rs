@@ -241,6 +241,10 @@ pub(super) struct RequestMessage<'b> {
     #[serde(default)]
     pub(super) headers: Option<HeadersMessage>,
     pub(super) peer: IpAddr,
+    #[serde(borrow, default)]
+    pub(super) body: Option<MessageText<'b>>,
+    #[serde(borrow, default)]
+    pub(super) body_user: Option<MessageText<'b>>,
 }
 
 /// The client of a rule.

@@ -11,7 +11,7 @@ use std::net::{IpAddr, SocketAddr};
 use http::HeaderMap;
 use http::header::{HeaderName, HeaderValue};
 use smallvec::SmallVec;
-use tidegate_policy::is_proxy_header;
+use tidegate_policy::{BodyFacts, is_proxy_header};
 
 use super::error::{HttpError, invalid};
 use crate::request::DescribedRequest;
@@ -90,7 +90,8 @@ impl<'h> OriginalRequest<'h> {
     pub(super) fn described(self) -> Result<DescribedRequest<'h>, HttpError> {
         let Self { method, target, host, peer, headers } = self;
         let host = HeaderValue::from_bytes(host).map_err(|_| HttpError::BAD_HEADER)?;
-        Ok(DescribedRequest { method, host: Some(host), target, headers, peer })
+        let body = BodyFacts::Unknown;
+        Ok(DescribedRequest { method, host: Some(host), target, headers, peer, body })
     }
 }
 

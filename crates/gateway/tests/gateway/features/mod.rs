@@ -3,6 +3,7 @@
 mod actions;
 mod admission;
 mod balance;
+mod body_users;
 mod cached;
 mod concurrency_limits;
 mod costs;

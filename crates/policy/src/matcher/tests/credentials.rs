@@ -72,8 +72,14 @@ fn valid() -> String {
 fn counters(value: &str, bans: Option<&Bans>) -> Option<Vec<(String, bool, bool)>> {
     let active = active("on_invalid: forward");
     let headers = headers(&[("authorization", value)]);
-    let facts =
-        Facts { method: "GET", host: Some(""), path: "/", headers: &headers, peer: [192, 0, 2, 1].into() };
+    let facts = Facts {
+        method: "GET",
+        host: Some(""),
+        path: "/",
+        headers: &headers,
+        peer: [192, 0, 2, 1].into(),
+        body: crate::BodyFacts::Unknown,
+    };
     let runtime = RuntimeData { directory: active.directory.as_deref(), bans };
     let mut scratch = Scratch::default();
     match active.matcher.admit(&facts, runtime, NOW, &mut scratch) {
@@ -268,6 +274,7 @@ fn token_in_a_cookie_counts_its_user_in_every_spelling_that_services_decode() {
             path: "/",
             headers: &headers,
             peer: [192, 0, 2, 1].into(),
+            body: crate::BodyFacts::Unknown,
         };
         let identity = active.matcher.plan().identities.identify(&facts, None, NOW);
         assert_eq!(identity.user(), Some(&b"alice"[..]), "{value}");
@@ -283,8 +290,14 @@ fn key_counter(value: &str, bans: Option<&Bans>) -> Result<Option<String>, Heade
     let directory = Directory::from_csv(b"listed,free\nother,free\n", &["free"]).unwrap();
     let mut headers = headers(&[("authorization", value)]);
     active.matcher.apply_credentials(&mut headers, options(Some(&directory)), || NOW)?;
-    let facts =
-        Facts { method: "GET", host: Some(""), path: "/", headers: &headers, peer: [192, 0, 2, 1].into() };
+    let facts = Facts {
+        method: "GET",
+        host: Some(""),
+        path: "/",
+        headers: &headers,
+        peer: [192, 0, 2, 1].into(),
+        body: crate::BodyFacts::Unknown,
+    };
     let runtime = RuntimeData { directory: Some(&directory), bans };
     let mut scratch = Scratch::default();
     Ok(match active.matcher.admit(&facts, runtime, NOW, &mut scratch) {
@@ -370,6 +383,7 @@ rate_limits:
             path: "/",
             headers: &headers,
             peer: [192, 0, 2, 1].into(),
+            body: crate::BodyFacts::Unknown,
         };
         let mut scratch = Scratch::default();
         match active.matcher.admit(&facts, Some(&directory), NOW, &mut scratch) {

@@ -48,8 +48,14 @@ async fn check_charges_the_counter_of_the_gateway() {
     let service = TestService::start(POLICY);
     service.post_json("/v1/check", r#"{"rule":"default","client":"ip:203.0.113.7","cost":9}"#, 200);
     let headers = HeaderMap::new();
-    let facts =
-        Facts { method: "GET", host: Some(""), path: "/", headers: &headers, peer: [203, 0, 113, 7].into() };
+    let facts = Facts {
+        method: "GET",
+        host: Some(""),
+        path: "/",
+        headers: &headers,
+        peer: [203, 0, 113, 7].into(),
+        body: tidegate_policy::BodyFacts::Unknown,
+    };
     let (policy, mut scratch) = (service.limiter.policy(), Scratch::default());
     let now = service.clock.now();
     for expected in [true, false] {
@@ -228,6 +234,34 @@ rate_limits: { global: { requests: 100, window: 1m } }
             }
         }
     }
+}
+
+#[test]
+fn described_request_may_state_its_body_or_the_user_of_it() {
+    let policy = "
+rate_limits:
+  rules:
+    - { name: login, match: { method: POST, path: /login }, per_each: [ip, user], user: { body: username }, requests: 2, window: 1h }
+";
+    let service = TestService::start(policy);
+    let check = |address: u8, stated: &str| {
+        let body = format!(
+            r#"{{"request":{{"method":"POST","path":"/login","peer":"192.0.2.{address}"{stated}}}}}"#
+        );
+        service.post_json("/v1/check", &body, 200)["admitted"].as_bool().unwrap()
+    };
+    let form = r#","headers":{"content-type":"application/x-www-form-urlencoded"},"body":"username=Bob""#;
+    let json = r#","body":"{\"username\":\"bob\"}""#;
+    assert_eq!([check(1, form), check(2, json), check(3, r#","body_user":"BOB""#)], [true, true, false]);
+    // What is not known is not the same as none or unreadable, and charges no counter that others share.
+    assert_eq!([check(3, ""), check(4, ""), check(5, r#","body":"""#), check(6, "")], [true; 4]);
+    let compressed = r#","headers":{"content-encoding":"gzip"},"body":"x""#;
+    assert_eq!([check(7, compressed), check(8, r#","body":"x""#), check(9, compressed)], [true, true, false]);
+    let both = format!(
+        r#"{{"request":{{"method":"POST","path":"/login","peer":"192.0.2.9","body_user":"a"{json}}}}}"#
+    );
+    let error = service.post_json("/v1/check", &both, 400);
+    assert!(error["detail"].to_string().contains("exclude each other"), "{error}");
 }
 
 #[test]

@@ -13,6 +13,8 @@ pub(super) struct GeneratedRequest {
     pub(super) path: String,
     pub(super) headers: Vec<(&'static str, &'static str)>,
     pub(super) is_trusted: bool,
+    /// Some interfaces cannot express one.
+    pub(super) body: Option<&'static str>,
 }
 
 impl GeneratedRequest {
@@ -91,7 +93,25 @@ const SEGMENTS: [&str; 24] = [
     "reports",
 ];
 const ANN: &str = "eyJhbGciOiJIUzI1NiIsInR5cCI6IkpXVCJ9.eyJzdWIiOiJhbm4iLCJleHAiOjQxMDI0NDQ4MDB9.bEGG8OMd_-YkBpH_J2dpzewP_9Ddj9fLOAdkj0pjUdc";
-const HEADERS: [(&str, &[&str]); 26] = [
+const BODIES: [&str; 16] = [
+    "username=bob&password=1",
+    "{\"username\": \"bob\"}",
+    "username=Bob+",
+    "{\"user\\u006eame\":\"B\u{f6}b\"}",
+    "a=1",
+    "{\"user\": {\"username\": \"eve\"}}",
+    "username=bob&username=eve",
+    "username[]=bob",
+    "USERNAME=bob&a=%zz",
+    "username=%e9",
+    "{\"username\":\"a\",\"USERNAME\":\"b\"}",
+    "{\"username\":[\"bob\"]}",
+    "{\"username\":7}",
+    "{\"username\":\"bob\"",
+    "a;username=bob",
+    "\u{feff}{}",
+];
+const HEADERS: [(&str, &[&str]); 28] = [
     ("X-API-Key", &["k1", "k2", "unknown", "a,b", " k1 ", ""]),
     ("x_api_key", &["k2"]),
     ("x.api.key", &["k2"]),
@@ -149,6 +169,19 @@ const HEADERS: [(&str, &[&str]); 26] = [
     ("x_cost", &["7"]),
     ("User-Agent", &["curl", "bot"]),
     ("X-Other", &["1", "  2"]),
+    (
+        "Content-Type",
+        &[
+            "application/x-www-form-urlencoded",
+            "application/json",
+            "application/json; charset=utf-8",
+            "text/plain",
+            "multipart/form-data; boundary=x",
+            "application/json; charset=utf-16",
+            "",
+        ],
+    ),
+    ("Content-Encoding", &["identity", "gzip", "identity, gzip"]),
     ("X-Match", &["a", "b"]),
     ("x_match", &["a"]),
 ];
@@ -194,7 +227,16 @@ impl Generator {
                 headers.push((name, self.choose(values)));
             }
         }
-        GeneratedRequest { method, authority, path: self.path(is_odd), headers, is_trusted: self.one_in(2) }
+        let (path, is_trusted) = (self.path(is_odd), self.one_in(2));
+        let body = self.one_in(3).then(|| self.choose(&BODIES));
+        if body.is_some() && self.one_in(2) {
+            headers.push((
+                "Content-Type",
+                self.choose(&["application/x-www-form-urlencoded", "application/json"]),
+            ));
+        }
+        let path = if body.is_some() && self.one_in(2) { "/login".to_owned() } else { path };
+        GeneratedRequest { method, authority, path, headers, is_trusted, body }
     }
 
     fn path(&mut self, is_odd: bool) -> String {

@@ -15,7 +15,7 @@ use tidegate_core::Timestamp;
 use tidegate_gateway::Gateway;
 use tidegate_limiter::Limiter;
 use tidegate_listener::Listener;
-use tidegate_policy::{ActivePolicy, ExplainRequest, ExplainedVerdict, compile, explain};
+use tidegate_policy::{ActivePolicy, BodyFacts, ExplainRequest, ExplainedVerdict, compile, explain};
 use tidegate_service::{Service, ServiceListener};
 use tidegate_store::{Clock, ManualClock};
 use tidegate_telemetry::{Protocol, Telemetry};
@@ -90,6 +90,7 @@ rate_limits:
     - { name: path, match: { when: \"request.path.startsWith('/api')\" }, requests: 9, window: 1m, mode: shadow }
     - { name: posts, match: { method: [POST] }, per: [ip], requests: 9, window: 1m, mode: shadow }
     - { name: matched, match: { header: { X-Match: a } }, per_each: [ip, cookie], requests: 9, window: 1m, mode: shadow }
+    - { name: body, match: { path: /login }, per_each: [ip, user], user: { body: username }, requests: 9, window: 1m, mode: shadow }
     - { name: costly, match: { path: /login }, cost: { header: X-Cost }, requests: 9, window: 1m, mode: shadow }
 ";
 
@@ -165,7 +166,10 @@ impl Interfaces {
     pub(super) async fn read(&mut self, request: &GeneratedRequest) -> ReadingOfEach {
         let mut readings = ReadingOfEach::new();
         readings.insert("gateway", self.gateway(request).await);
-        readings.insert("tower", self.tower(request).await);
+        // The tower layer does not read bodies.
+        if request.body.is_none() {
+            readings.insert("tower", self.tower(request).await);
+        }
         let hosts = request.values("host");
         // Without a host, `explain` assumes one and the service does not know it.
         if !hosts.is_empty() {
@@ -174,7 +178,8 @@ impl Interfaces {
         // Messages describe the host that counts, not a target with another one.
         if !hosts.is_empty() && request.authority.is_none() {
             readings.insert("check", self.check(request).await);
-            if hosts.len() == 1 {
+            // Proxies do not tell bodies.
+            if hosts.len() == 1 && request.body.is_none() {
                 readings.insert("rls", self.rls(request).await);
                 if let Some(head) = authorize_head(request) {
                     readings.insert("authorize", self.authorize(request, &head).await);
@@ -189,7 +194,11 @@ impl Interfaces {
         for (name, value) in &request.headers {
             push_header(&mut head, name, value);
         }
+        if let Some(body) = request.body {
+            push_header(&mut head, "Content-Length", &body.len().to_string());
+        }
         head.push_str("\r\n");
+        head.push_str(request.body.unwrap_or_default());
         let response = self.gateway.send(request.peer(), &head).await;
         observed(&self.gateway_limiter, response.status, &response.body)
     }
@@ -218,6 +227,7 @@ impl Interfaces {
                 target: &target,
                 headers: &headers,
                 peer: request.peer().into(),
+                body: BodyFacts::Complete(request.body.unwrap_or_default().as_bytes()),
             },
             policy.directory.as_deref(),
             clock().now(),
@@ -239,9 +249,12 @@ impl Interfaces {
         for (name, value) in &request.headers {
             headers.entry(name.to_ascii_lowercase()).or_default().push(*value);
         }
-        let described = json!({
+        let mut described = json!({
             "method": request.method, "path": request.path, "headers": headers, "peer": request.peer().to_string(),
         });
+        if let Some(body) = request.body {
+            described["body"] = body.into();
+        }
         let body = json!({ "request": described }).to_string();
         let head = format!(
             "POST /v1/check HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {}\r\n\r\n{body}",
