@@ -57,21 +57,37 @@ impl<'a> RulingReport<'a> {
         self.rules.client()
     }
 
-    /// Every limit that can reject the request. Limits in shadow mode are not reported to clients.
+    /// Every limit that can reject the request. Limits in shadow mode, and those with `report: off`, are not reported to clients.
     pub fn limits(&self) -> ReportedLimits<'a> {
-        let mut reported = ReportedLimits { at: self.at, limits: SmallVec::new(), primary: 0 };
+        let mut reported = ReportedLimits { at: self.at, limits: SmallVec::new(), visible: 0, primary: 0 };
+        let mut hidden = None;
         if let Some(rule) = self.exhausted {
-            reported.limits.push(LimitReport::exhausted_concurrency(&rule.name, rule.concurrent));
+            let limit = LimitReport::exhausted_concurrency(&rule.name, rule.concurrent);
+            if rule.is_reported {
+                reported.limits.push(limit);
+            } else {
+                hidden = Some(limit);
+            }
         }
         for (index, (rule, role)) in self.rules.rules().enumerate() {
             if role == Role::Binding
                 && let Some(limit) = self.limit(index, rule)
             {
-                if self.primary == Some(index) {
+                let is_primary = self.primary == Some(index);
+                if !rule.is_reported {
+                    hidden = hidden.or(Some(limit).filter(|_| is_primary));
+                    continue;
+                }
+                if is_primary {
                     reported.primary = reported.limits.len();
                 }
                 reported.limits.push(limit);
             }
+        }
+        reported.visible = reported.limits.len();
+        if let Some(hidden) = hidden {
+            reported.primary = reported.visible;
+            reported.limits.push(hidden);
         }
         reported
     }
@@ -82,14 +98,15 @@ impl<'a> RulingReport<'a> {
         rules.any(|(rule, role)| role == Role::Binding && rule.on_exceed.kind() == ActionKind::Cached)
     }
 
-    /// The names of the limits that reject the request.
+    /// The names of the limits that reject the request and that clients are told about.
     pub fn violated(&self) -> impl Iterator<Item = &'a str> {
         let binding = self.rules.rules().enumerate().filter(|(_, (_, role))| *role == Role::Binding);
         let violated = binding.filter(|(index, _)| {
             let outcome = self.decision.as_ref().and_then(|decision| decision.outcomes.get(*index));
             self.lock_out(*index).is_some() || outcome.is_some_and(|outcome| !outcome.verdict.is_pass())
         });
-        let exhausted = self.exhausted.map(|rule| rule.name.as_str());
+        let exhausted = self.exhausted.filter(|rule| rule.is_reported).map(|rule| rule.name.as_str());
+        let violated = violated.filter(|(_, (rule, _))| rule.is_reported);
         exhausted.into_iter().chain(violated.map(|(_, (rule, _))| rule.name.as_str()))
     }
 
@@ -156,15 +173,22 @@ impl<'a> RulingReport<'a> {
 #[derive(Clone, Debug)]
 pub struct ReportedLimits<'a> {
     at: Timestamp,
+    /// Those that clients are told about, and the primary one if they are not.
     limits: SmallVec<[LimitReport<'a>; 4]>,
+    visible: usize,
     primary: usize,
 }
 
 impl<'a> ReportedLimits<'a> {
-    /// The limit for headers that hold one limit: the one that rejects the request, or the one with the least left. `None` if
-    /// there are no limits.
+    /// The limit that rejects the request, or the one with the least left, whether or not clients are told about it. `None` if there
+    /// are no limits.
     pub fn primary(&self) -> Option<&LimitReport<'a>> {
         self.limits.get(self.primary)
+    }
+
+    /// The primary limit for headers and bodies that hold one limit; `None` if clients are not told about it.
+    pub fn announced(&self) -> Option<&LimitReport<'a>> {
+        self.primary().filter(|_| self.primary < self.visible)
     }
 
     /// Writes the rate-limit headers of a response.
@@ -174,7 +198,7 @@ impl<'a> ReportedLimits<'a> {
         cache: &mut HeaderValueCache,
         headers: &mut RateLimitHeaders,
     ) {
-        if let Some(primary) = self.primary() {
+        if let Some(primary) = self.announced() {
             HeaderWriter { styles, cache }.write_limits(headers, self.at, primary, self);
         }
     }
@@ -184,6 +208,6 @@ impl<'a> Deref for ReportedLimits<'a> {
     type Target = [LimitReport<'a>];
 
     fn deref(&self) -> &Self::Target {
-        &self.limits
+        self.limits.get(..self.visible).unwrap_or_default()
     }
 }

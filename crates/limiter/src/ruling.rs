@@ -273,7 +273,7 @@ impl<'a> RefuseRuling<'a> {
         if *format == BodyFormat::Style(BodyStyle::Problem) {
             violated.extend(self.report.violated());
         }
-        let report = limits.primary();
+        let report = limits.announced();
         let limit = report.map(|report| ReportedLimit { at: self.report.at(), report, violated: &violated });
         let mut body = self.reason.refusal().body(self.retry_after_seconds(), limit);
         if let Some(rejection) = own {

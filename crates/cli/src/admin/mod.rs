@@ -78,7 +78,7 @@ pub(crate) fn bans(args: &BansArgs) -> anyhow::Result<CommandOutcome> {
     let format = match args.format {
         BansFormat::Human => Format::Human,
         BansFormat::Json => Format::Json,
-        BansFormat::Nft => return print_text(&nft::format_sets(items(bans))?),
+        BansFormat::Nft => return print_text(&nft::format_sets(items(bans), args.lock_outs)?),
     };
     print_result(format, bans, |bans| {
         let mut table = TextTable::new(["SUBJECT", "SOURCE", "LEFT", "REASON"]);

@@ -15,14 +15,21 @@ struct BannedNetwork {
     timeout: Option<String>,
 }
 
-/// Formats one set for IPv4 and one for IPv6.
-pub(super) fn format_sets<'b>(bans: impl Iterator<Item = &'b Value>) -> anyhow::Result<String> {
+/// Formats one set for IPv4 and one for IPv6. Without `with_lock_outs`, locked-out clients reach the gateway, which responds with
+/// `Retry-After`.
+pub(super) fn format_sets<'b>(
+    bans: impl Iterator<Item = &'b Value>,
+    with_lock_outs: bool,
+) -> anyhow::Result<String> {
     let mut networks = Vec::new();
-    // Locked-out clients must reach the gateway: it responds with Retry-After.
-    for ban in bans.filter(|ban| ban["kind"] != "penalty") {
+    for ban in bans.filter(|ban| with_lock_outs || ban["kind"] != "penalty") {
         let subject = ban["subject"].as_str().unwrap_or_default();
         // Subjects such as users and API keys have no address.
         let Some(address) = subject.strip_prefix("ip:") else { continue };
+        // A combination locks out one user at an address, not the address.
+        if address.contains('+') {
+            continue;
+        }
         let net =
             match address.parse::<IpNet>() {
                 Ok(net) => net,
@@ -106,11 +113,11 @@ mod tests {
             json!({ "subject": "user:bob" }),
             json!({ "subject": "ip:2001:db8::/64" }),
         ];
-        let text = format_sets(bans.iter()).unwrap();
+        let text = format_sets(bans.iter(), false).unwrap();
         assert!(text.contains("{\n  198.51.100.7/32 timeout 30s,\n  203.0.113.0/24\n}\n"), "{text}");
         assert!(text.contains("  2001:db8::/64\n"), "{text}");
         assert!(!text.contains("bob") && !text.contains("203.0.113.7"), "{text}");
-        let none = format_sets([].iter()).unwrap();
+        let none = format_sets([].iter(), true).unwrap();
         assert!(!none.contains("add element"), "{none}");
     }
 }

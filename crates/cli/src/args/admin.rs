@@ -16,7 +16,8 @@ pub(crate) const BANS_EXAMPLES: &str = "\
 Examples:
   tidegate bans --config policy.yaml
   tidegate bans --config policy.yaml --format json | jq -r '.[].subject'
-  tidegate bans --config policy.yaml --format nft | nft -f -";
+  tidegate bans --config policy.yaml --format nft | nft -f -
+  tidegate bans --config policy.yaml --format nft --lock-outs | nft -f -";
 
 pub(crate) const OVERRIDE_EXAMPLES: &str = "\
 Examples:
@@ -96,6 +97,10 @@ pub(crate) struct BansArgs {
     /// Output format.
     #[arg(long, value_enum, default_value_t = BansFormat::Human)]
     pub(crate) format: BansFormat,
+    /// With `--format nft`, also drop the packets of addresses that a rule has locked out. They then get no response with
+    /// `Retry-After`.
+    #[arg(long)]
+    pub(crate) lock_outs: bool,
     #[command(flatten)]
     pub(crate) admin: AdminArgs,
 }

@@ -181,6 +181,7 @@ pub(super) fn rule<'s>(
 ) -> Option<Rule> {
     let id = claim(node, fields, &name, context);
     let mode = mode::mode(fields, &mut context.report);
+    let is_reported = mode::report(fields, &mut context.report);
     let window = fields.get("window").and_then(scalar::peek_duration);
     let penalty = mode::penalty(fields, window, &mut context.report);
     let limit = limit(node, fields, context);
@@ -192,7 +193,7 @@ pub(super) fn rule<'s>(
     let (on_exceed, rejection) = (on_exceed?, rejection?);
     actions::check(fields, &on_exceed, (limit.algorithm(), sharing), context);
     let limit = context.store.as_ref().map_or(limit, |store| store.part_of(limit, sharing));
-    let (id, mode, penalty) = (id?, mode?, penalty?);
+    let (id, mode, penalty, is_reported) = (id?, mode?, penalty?, is_reported?);
     context.targets.rules.insert(id, NodeRef::from(node));
     let Spec { requests, window, burst, max_wait } = spec;
     let (quota, line) = (Quota::new(&limit, &spec), node.position.line);
@@ -206,6 +207,7 @@ pub(super) fn rule<'s>(
         max_wait,
         quota,
         mode,
+        is_reported,
         penalty,
         on_exceed,
         rejection,

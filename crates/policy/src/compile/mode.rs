@@ -2,13 +2,19 @@
 
 use tidegate_core::{Penalty, PenaltyError, TimeSpan};
 
-use crate::language::{CANARY, MODES, PENALTY};
+use crate::language::{CANARY, MODES, PENALTY, REPORTS};
 use crate::plan::{CanaryShare, Mode};
 use crate::raw::{Fields, Finding, ProblemReport, YamlNode, YamlValue};
 use crate::render::quote;
 use crate::units::{self, QuantityError, span_text};
 
 use super::scalar;
+
+/// Whether clients are told about a limit.
+pub(super) fn report(fields: &Fields<'_, '_>, report: &mut ProblemReport<'_>) -> Option<bool> {
+    let Some(node) = fields.get("report") else { return Some(true) };
+    scalar::choice(node, "`report` value", REPORTS, &[true, false], report)
+}
 
 /// Decodes the mode of a rule.
 pub(super) fn mode<'s>(fields: &Fields<'_, 's>, report: &mut ProblemReport<'s>) -> Option<Mode> {

@@ -97,6 +97,7 @@ fn concurrency_rule<'s>(
     }
     let id = limits::claim(item, fields, &scope.name_or_placeholder(item), context);
     let mode = mode::mode(fields, &mut context.report);
+    let is_reported = mode::report(fields, &mut context.report);
     let concurrent = fields
         .get("concurrent")
         .and_then(|node| scalar::positive_u32(node, "`concurrent`", &mut context.report));
@@ -106,6 +107,7 @@ fn concurrency_rule<'s>(
     let (id, name) = (id?, name?);
     context.targets.rules.insert(id, NodeRef::from(item));
     let (mut concurrent, mode, line) = (concurrent?, mode?, item.position.line);
+    let is_reported = is_reported?;
     if sharing.is_some_and(|sharing| sharing.coordination == Coordination::Static)
         && let Some(store) = &context.store
     {
@@ -117,6 +119,7 @@ fn concurrency_rule<'s>(
         id,
         concurrent,
         mode,
+        is_reported,
         matches: matches?,
         count: count?,
         rejection: rejection?,

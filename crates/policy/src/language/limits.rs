@@ -4,7 +4,7 @@ use super::Shape::{
     Choice, Count, Duration, Either, List, Named, Object, OneOrMany, Percent, Size, Status, Text,
 };
 use super::actions::ON_EXCEED_KEY;
-use super::names::{ALGORITHMS, ANY_TEXT, EVERYBODY, HEADER, IDENTITY, METHOD, MODES, PATH};
+use super::names::{ALGORITHMS, ANY_TEXT, EVERYBODY, HEADER, IDENTITY, METHOD, MODES, PATH, REPORTS};
 use super::rejections::{RULE_ERROR_BODY_KEY, STATUS_KEY};
 use super::store::{RULE_COORDINATION, RULE_FAILURE_MODE};
 use super::{Mapping, PolicyKey, Shape};
@@ -74,6 +74,14 @@ const MAX_WAIT: PolicyKey = PolicyKey::new(
 )
 .default("30s");
 
+const REPORT: PolicyKey = PolicyKey::new(
+    "report",
+    Choice(REPORTS),
+    "Whether clients are told about this limit. With `off` it is in no rate-limit header and no error body, and a response to a request that it rejects has only `Retry-After`. Logs, metrics, the admin API and callers of the decision service by rule see it.",
+    "off",
+)
+.default("on");
+
 const MODE_SHAPES: &[Shape] = &[Choice(MODES), Object(&CANARY)];
 const MODE: PolicyKey = PolicyKey::new(
     "mode",
@@ -132,6 +140,7 @@ pub(crate) static LIMIT: Mapping = Mapping {
         MAX_WAIT,
         MODE,
         PENALTY_KEY,
+        REPORT,
         ON_EXCEED_KEY,
         STATUS_KEY,
         RULE_ERROR_BODY_KEY,
@@ -151,6 +160,7 @@ pub(crate) static GLOBAL: Mapping = Mapping {
         BURST,
         MAX_WAIT,
         MODE,
+        REPORT,
         ON_EXCEED_KEY,
         STATUS_KEY,
         RULE_ERROR_BODY_KEY,
@@ -171,6 +181,7 @@ pub(crate) static ENDPOINT: Mapping = Mapping {
         MAX_WAIT,
         MODE,
         PENALTY_KEY,
+        REPORT,
         ON_EXCEED_KEY,
         STATUS_KEY,
         RULE_ERROR_BODY_KEY,
@@ -220,6 +231,7 @@ pub(crate) static RULE: Mapping = Mapping {
         ),
         MODE,
         PENALTY_KEY,
+        REPORT,
         ON_EXCEED_KEY,
         STATUS_KEY,
         RULE_ERROR_BODY_KEY,

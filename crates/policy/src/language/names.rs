@@ -9,6 +9,8 @@ pub(crate) const IDENTITIES: &[&str] = &["api_key", "user", "tenant", "ip", "fin
 pub(crate) const KEY_VERIFICATIONS: &[&str] = &["keys_file", "none"];
 /// The modes of a rule that need no parameters.
 pub(crate) const MODES: &[&str] = &["enforce", "shadow"];
+/// Whether clients are told about a limit.
+pub(crate) const REPORTS: &[&str] = &["on", "off"];
 /// The failures that are retried, besides status codes.
 pub(crate) const RETRY_CAUSES: &[&str] = &["connect", "reset", "timeout"];
 /// The actions without parameters when a limit is exceeded.

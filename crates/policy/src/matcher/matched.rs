@@ -395,8 +395,9 @@ impl<'a> MatchedRequest<'a> {
         failed.filter_map(|applied| applied.rule_ref.rule(self.rules.plan))
     }
 
-    /// The index of the check that single-valued headers report: the one that rejects the request, or the one with the
-    /// smallest remaining fraction of its limit. Ties go to the first. `None` if there is no binding check.
+    /// The index of the check that single-valued headers report: the one that rejects the request, or of those that clients are
+    /// told about the one with the smallest remaining fraction of its limit. Ties go to the first. `None` if there is no binding
+    /// check.
     pub fn tightest(&self, decision: &Decision) -> Option<usize> {
         if decision.rejected_by.is_some() {
             return decision.rejected_by;
@@ -405,8 +406,10 @@ impl<'a> MatchedRequest<'a> {
         let binding = outcomes.filter(|(_, (check, _))| check.role.is_enforced());
         // Compares a/b with c/d by cross-multiplication; the products fit 128 bits.
         let product = |remaining: u64, limit: u64| u128::from(remaining) * u128::from(limit);
-        let least = binding.min_by(|(_, (_, one)), (_, (_, other))| {
-            product(one.remaining, other.limit).cmp(&product(other.remaining, one.limit))
+        let is_hidden = |index: usize| self.rules.rule(index).is_some_and(|rule| !rule.is_reported);
+        let least = binding.min_by(|(first, (_, one)), (second, (_, other))| {
+            let order = product(one.remaining, other.limit).cmp(&product(other.remaining, one.limit));
+            is_hidden(*first).cmp(&is_hidden(*second)).then(order)
         });
         least.map(|(index, _)| index)
     }

@@ -64,6 +64,8 @@ pub struct Rule {
     pub quota: Quota,
     /// Whether it is enforced.
     pub mode: Mode,
+    /// Whether clients are told about it.
+    pub is_reported: bool,
     /// The lock-out for clients that are rejected repeatedly.
     pub penalty: Option<Penalty>,
     /// What happens to a request that exceeds it.
@@ -109,6 +111,9 @@ impl Rule {
         if self.mode != Mode::Enforce {
             // Writing to a `String` cannot fail.
             let _ = write!(text, ", {}", self.mode);
+        }
+        if !self.is_reported {
+            text.push_str(", not reported");
         }
         if self.on_exceed != ExceedAction::Reject {
             let _ = write!(text, ", {}", self.on_exceed);
@@ -195,6 +200,8 @@ pub struct ConcurrencyRule {
     pub concurrent: u32,
     /// Whether it is enforced.
     pub mode: Mode,
+    /// Whether clients are told about it.
+    pub is_reported: bool,
     /// The requests that it applies to.
     pub matches: RuleMatch,
     /// How clients are grouped into counters.

@@ -214,9 +214,9 @@ impl PolicyDecision {
     }
 }
 
-/// Adds the status of a descriptor, which reports the primary one of its limits.
+/// Adds the status of a descriptor, which reports the primary one of its limits: Envoy passes it on to the client.
 fn add_limits<'n>(response: &mut ResponseBuilder<'n>, limits: &ReportedLimits<'n>, is_over: bool) {
-    let Some(limit) = limits.primary() else {
+    let Some(limit) = limits.announced() else {
         return response.add(DescriptorStatus::default(), None, is_over);
     };
     let unit = RateUnit::ALL.into_iter().find(|unit| Some(unit.span()) == limit.window);

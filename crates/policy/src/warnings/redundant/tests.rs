@@ -18,6 +18,7 @@ fn rule(algorithm: Algorithm, spec: Spec) -> Option<Rule> {
         max_wait,
         quota: crate::plan::Quota::new(&limit, &spec),
         mode: Mode::Enforce,
+        is_reported: true,
         penalty: None,
         on_exceed: ExceedAction::Reject,
         rejection: None,

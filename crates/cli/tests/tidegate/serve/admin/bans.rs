@@ -238,6 +238,8 @@ fn lock_out_is_listed_survives_a_restart_and_can_be_removed() {
     assert_eq!(gateway.get(client), 429, "although the counter was reset");
     let (_, sets, _) = gateway.command(&["bans", "--format", "nft"]);
     assert!(!sets.contains("add element"), "{sets}");
+    let (_, sets, _) = gateway.command(&["bans", "--format", "nft", "--lock-outs"]);
+    assert!(sets.contains("{\n  203.0.113.9/32 timeout "), "{sets}");
     let (done, printed, error) = gateway.command(&["unban", "203.0.113.9"]);
     assert!(done, "{printed}{error}");
     assert_eq!(listed(&gateway), serde_json::json!([]));
@@ -255,6 +257,8 @@ fn unban_accepts_every_subject_that_bans_prints_and_tells_of_a_full_counter() {
     let subject = "ip:203.0.113.9+user:bob";
     let (_, printed, _) = gateway.command(&["bans"]);
     assert!(printed.contains(subject), "{printed}");
+    let (_, sets, _) = gateway.command(&["bans", "--format", "nft", "--lock-outs"]);
+    assert!(!sets.contains("add element"), "the address is not locked out for others: {sets}");
     let (done, printed, error) = gateway.command(&["unban", subject]);
     assert!(done, "{error}");
     assert!(printed.starts_with(&format!("lock-out ended: {subject} under login\n")), "{printed}");

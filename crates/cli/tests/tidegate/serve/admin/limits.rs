@@ -223,3 +223,32 @@ fn reset_of_an_exempt_client_fails_and_of_one_that_a_caller_may_name_does_not() 
     let (done, printed, error) = gateway.command(&["reset", "tenant:acme"]);
     assert!(done && printed.contains("(rules: default)"), "{printed}{error}");
 }
+
+#[test]
+fn limit_that_is_not_reported_rejects_without_telling_clients_about_it() {
+    let rules =
+        "rules: [{ name: hidden, match: { path: /hidden }, per: user, requests: 1, window: 2h, report: off },
+        { name: hidden_slots, match: { path: /slots }, per: ip, concurrent: 1, report: off }]";
+    let text = policy_text("headers: [x_ratelimit, ratelimit]\nerror_body: problem\n");
+    let policy = PolicyFile::new(&text.replace("rate_limits: {", &format!("rate_limits: {{ {rules},")));
+    let gateway = AdminGateway::serve(policy);
+    let get = || request(&gateway.server.address, "GET", "/hidden", "X-User: bob\r\n", "");
+    let admitted = get();
+    assert_eq!((admitted.status, admitted.remaining()), (200, 4), "the limit that is reported: {admitted:?}");
+    let rejected = get();
+    assert_eq!(rejected.status, 429);
+    assert!(rejected.header("retry-after").is_some(), "{rejected:?}");
+    assert!(
+        rejected.header("x-ratelimit-limit").is_none() && rejected.header("ratelimit").is_none(),
+        "{rejected:?}"
+    );
+    for response in [&admitted, &rejected] {
+        assert!(!response.head().contains("hidden") && !response.text().contains("hidden"), "{response:?}");
+    }
+    assert!(
+        !rejected.text().contains("\"limit\"") && rejected.text().contains("\"retry_after\""),
+        "{rejected:?}"
+    );
+    let (_, shown, _) = gateway.command(&["client", "user:bob"]);
+    assert!(shown.contains("hidden"), "operators see it: {shown}");
+}
