@@ -167,7 +167,7 @@ impl<S: Store + 'static> Exchange<'_, S> {
         let is_candidate = self.degradation.is_none() && response.status() == StatusCode::OK;
         let Some(policy) = self.snapshot.memory().filter(|_| is_candidate) else { return response };
         let (request, version, at) = match self.reuse.take().map(|usage| *usage) {
-            Some(ResponseReuse::Get { request, version, admitted: Some(at) }) if request.is_get => {
+            Some(ResponseReuse::Get { request, version, admitted: Some(at) }) if request.fills => {
                 (request, version, at)
             }
             _ => return response,

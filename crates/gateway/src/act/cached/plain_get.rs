@@ -18,7 +18,8 @@ use tidegate_headers::REQUEST_ID;
 use crate::http::hop_headers::{FORWARDED_FOR, FORWARDED_PROTO, REAL_IP};
 
 /// What the key of a response contains beside those that identify the client.
-const REPRESENTATION: [HeaderName; 5] = [ACCEPT, ACCEPT_CHARSET, ACCEPT_ENCODING, ACCEPT_LANGUAGE, ORIGIN];
+const REPRESENTATION: [HeaderName; 6] =
+    [ACCEPT, ACCEPT_CHARSET, ACCEPT_ENCODING, ACCEPT_LANGUAGE, ORIGIN, USER_AGENT];
 /// What a trusted proxy says about the client.
 const FORWARDING: [HeaderName; 4] = [FORWARDED, FORWARDED_FOR, FORWARDED_PROTO, REAL_IP];
 
@@ -31,8 +32,8 @@ pub(crate) struct PlainGet {
     pub(super) others: HeaderMap,
     /// The greatest age that the client accepts; `None` if it accepts none.
     pub(super) max_age: Option<TimeSpan>,
-    /// Whether the response may be stored. That to HEAD has no body.
-    pub(super) is_get: bool,
+    /// Whether the response may be stored: that to HEAD has no body, and a service may repeat values that are no plain words.
+    pub(super) fills: bool,
 }
 
 /// What a request is about, beside its headers.
@@ -78,8 +79,8 @@ impl PlainGet {
         clients: ClientHeaders<'_>,
         epoch: u64,
     ) -> Option<Self> {
-        let is_get = *target.method == Method::GET;
-        if target.has_body || !(is_get || *target.method == Method::HEAD) {
+        let mut fills = *target.method == Method::GET;
+        if target.has_body || !(fills || *target.method == Method::HEAD) {
             return None;
         }
         let mut key = target.resource();
@@ -89,6 +90,7 @@ impl PlainGet {
             // As it was sent: a service may build links with the port.
             *name == HOST
                 || REPRESENTATION.contains(name)
+                || name.as_str().starts_with("sec-ch-ua")
                 || clients.identity.contains(name)
                 || clients.is_trusted && FORWARDING.contains(name)
         };
@@ -98,8 +100,10 @@ impl PlainGet {
             match name {
                 &http::header::AUTHORIZATION | &http::header::COOKIE => return None,
                 name if is_keyed(name) => keyed.push((name, value)),
-                name if is_neutral(name, value) => drop(others.append(name, value.clone())),
-                _ => return None,
+                _ => {
+                    fills &= NeutralValue::of(name, value)? == NeutralValue::Plain;
+                    others.append(name, value.clone());
+                }
             }
         }
         // The order of different headers says nothing; that of lines of the same header stays.
@@ -109,7 +113,7 @@ impl PlainGet {
             put(&mut key, value.as_bytes());
         }
         let max_age = greatest_age(&others);
-        Some(Self { key: key.into(), others, max_age, is_get })
+        Some(Self { key: key.into(), others, max_age, fills })
     }
 }
 
@@ -119,34 +123,41 @@ fn put(key: &mut Vec<u8>, bytes: &[u8]) {
     key.extend_from_slice(bytes);
 }
 
-/// Whether a header is frequent and says nothing about who sends the request.
-fn is_neutral(name: &HeaderName, value: &HeaderValue) -> bool {
-    match *name {
-        CACHE_CONTROL
-        | IF_MODIFIED_SINCE
-        | IF_NONE_MATCH
-        | PRAGMA
-        | REFERER
-        | UPGRADE_INSECURE_REQUESTS
-        | USER_AGENT => true,
-        // Others name headers that are removed, or ask for another protocol.
-        CONNECTION => ["keep-alive", "close"]
-            .iter()
-            .any(|plain| value.as_bytes().eq_ignore_ascii_case(plain.as_bytes())),
-        TE => value == "trailers",
-        _ => {
-            matches!(
-                name.as_str(),
-                "dnt"
-                    | "priority"
-                    | "traceparent"
-                    | "tracestate"
-                    | "x-correlation-id"
-                    | "x-request-deadline-ms"
-            ) || *name == REQUEST_ID
-                || name.as_str().starts_with("sec-fetch-")
-                || name.as_str().starts_with("sec-ch-ua")
+/// The value of a header that is frequent and says nothing about who sends the request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum NeutralValue {
+    /// Letters, digits and some signs, not many of them.
+    Plain,
+    /// Anything else. If a service repeats it, its response is not for others.
+    Free,
+}
+
+impl NeutralValue {
+    /// The longest plain value: a `traceparent`, an id or some directives.
+    const LONGEST: usize = 64;
+
+    /// `None` if the header is not neutral.
+    fn of(name: &HeaderName, value: &HeaderValue) -> Option<Self> {
+        let bytes = value.as_bytes();
+        match *name {
+            REFERER | IF_MODIFIED_SINCE | IF_NONE_MATCH => return Some(Self::Free),
+            CACHE_CONTROL | PRAGMA | UPGRADE_INSECURE_REQUESTS => {}
+            // Others name headers that are removed, or ask for another protocol.
+            CONNECTION => {
+                ["keep-alive", "close"].iter().find(|plain| bytes.eq_ignore_ascii_case(plain.as_bytes()))?;
+            }
+            TE if value == "trailers" => {}
+            _ if *name == REQUEST_ID => {}
+            _ => match name.as_str() {
+                "tracestate" => return Some(Self::Free),
+                "dnt" | "priority" | "traceparent" | "x-correlation-id" | "x-request-deadline-ms" => {}
+                name if name.starts_with("sec-fetch-") => {}
+                _ => return None,
+            },
         }
+        let is_plain = |byte: &u8| byte.is_ascii_alphanumeric() || b"-_=,?. ".contains(byte);
+        let is_plain = bytes.len() <= Self::LONGEST && bytes.iter().all(is_plain);
+        Some(if is_plain { Self::Plain } else { Self::Free })
     }
 }
 

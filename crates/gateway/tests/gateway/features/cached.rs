@@ -234,6 +234,11 @@ async fn header_that_changes_the_response_for_all_does_not_fill_the_memory() {
         ("accept", "evil/evil"),
         ("accept-language", "evil"),
         ("origin", "https://evil.example"),
+        ("user-agent", "evil"),
+        ("referer", "https://evil.example"),
+        ("if-none-match", "\"evil\""),
+        ("tracestate", "evil=1"),
+        ("x-request-id", "<evil>"),
         ("x-tidegate-degrade", "1"),
         ("x-api-key", "evil"),
     ] {

@@ -76,7 +76,7 @@ fn request_with_a_body_or_another_method_takes_no_part() {
         let clients = ClientHeaders { identity: &[], is_trusted: false };
         let get = PlainGet::new(target, &HeaderMap::new(), clients, 0);
         assert_eq!(get.is_some(), takes_part, "{method} {has_body}");
-        assert_eq!(get.is_some_and(|get| get.is_get), method == Method::GET && takes_part);
+        assert_eq!(get.is_some_and(|get| get.fills), method == Method::GET && takes_part);
     }
 }
 
@@ -109,8 +109,7 @@ fn key_contains_all_that_tells_clients_and_representations_apart() {
     assert_eq!(keys.len(), count);
     let either_order = [[("accept", "a"), ("origin", "b")], [("origin", "b"), ("accept", "a")]];
     assert_eq!(keyed(&either_order[0]), keyed(&either_order[1]));
-    for neutral in [("user-agent", "a"), ("referer", "a"), ("x-request-id", "a"), ("sec-fetch-mode", "cors")]
-    {
+    for neutral in [("referer", "a"), ("x-request-id", "a"), ("sec-fetch-mode", "cors")] {
         assert_eq!(keyed(&[neutral]), plain, "{neutral:?}");
     }
 }
@@ -152,5 +151,24 @@ fn directives_of_the_request_bound_the_age() {
         (&[("pragma", "no-cache")], None),
     ] {
         assert_eq!(get(lines, false).unwrap().max_age, max_age, "{lines:?}");
+    }
+}
+
+#[test]
+fn value_that_a_service_may_repeat_does_not_fill_the_memory() {
+    for (line, fills) in [
+        (("referer", "https://evil.example"), false),
+        (("if-none-match", "\"evil\""), false),
+        (("tracestate", "a=b"), false),
+        (("x-request-id", "<script>"), false),
+        (("x-request-id", "6f1c2a52-9d0b-4c43-8f3e-0a6f0b7a2f11"), true),
+        (("traceparent", "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"), true),
+        (("cache-control", "max-age=0, evil=\"<b>\""), false),
+        (("cache-control", "max-age=0"), true),
+        (("sec-fetch-mode", "cors"), true),
+        (("priority", "u=1, i"), true),
+        (("connection", "Keep-Alive"), true),
+    ] {
+        assert_eq!(get(&[line], false).map(|get| get.fills), Some(fills), "{line:?}");
     }
 }
