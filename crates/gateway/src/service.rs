@@ -121,6 +121,7 @@ impl<'e, S: Store + 'static> Exchange<'e, S> {
     }
 
     /// Validation, route, deadline, limits, permits, upstream.
+    #[expect(clippy::too_many_lines, reason = "the stack of a request, in its order")]
     async fn run(&mut self, request: &mut ReceivedRequest) -> Result<Response<ResponseBody>, ServeError> {
         let snapshot = self.snapshot;
         let parts = &mut request.parts;
