@@ -155,11 +155,14 @@ impl<'e, S: Store + 'static> Exchange<'e, S> {
         let facts = Facts { body, ..read.facts() };
         let limited = self.limit(&facts, (route, upstream), may_be_refunded).await?;
         drop(received);
-        let admitted = match limited {
+        let mut admitted = match limited {
             LimitOutcome::Admitted(admitted) => admitted,
             LimitOutcome::Stored(response) => return Ok(*response),
         };
         if let Some(refused) = read.refused.take() {
+            if let Some(charge) = &mut admitted.charge {
+                charge.serve();
+            }
             return Err(RequestError::Headers(*refused).into());
         }
         let AdmittedRequest { sticky_key, permits, mut charge, at, degradation } = admitted;

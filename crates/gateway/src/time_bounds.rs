@@ -69,7 +69,8 @@ impl TimeBounds<'_> {
     /// The bound of another attempt, or of the first one after a wait.
     pub(crate) fn next(&self) -> Result<AttemptBound, ServeError> {
         let timeout = self.timeouts.request.min(self.left_of_total());
-        if timeout.is_zero() {
+        // The server would be told of a deadline of zero, which some read as none.
+        if timeout < MIN_REMAINING {
             return Err(ServeError::UpstreamTimeout);
         }
         match self.deadline {

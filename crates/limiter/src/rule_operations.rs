@@ -37,21 +37,20 @@ impl<S: Store + 'static> Limiter<S> {
     ) -> Result<Ruling<'a>, UnknownRule> {
         let bans = self.bans();
         let runtime = RuntimeData { directory: policy.directory.as_deref(), bans: Some(&bans) };
-        let (mut counted, mut skipped) = (Vec::with_capacity(checks.len()), None);
+        let (mut counted, mut exempt, mut banned) = (Vec::with_capacity(checks.len()), None, None);
         for check in checks {
             match policy.matcher.exclusion(check.client, runtime, now) {
                 None => counted.push((check.rule, check.client.key(), check.cost)),
-                Some(Exclusion::Banned(_)) => {
-                    skipped = Some(SkipReason::Banned);
+                Some(Exclusion::Banned(by)) => {
+                    banned = Some(SkipReason::excluded(by));
                     break;
                 }
-                Some(Exclusion::Exempt(why)) => skipped = Some(SkipReason::Exempt(why)),
+                Some(Exclusion::Exempt(why)) => exempt = Some(SkipReason::Exempt(why)),
             }
         }
-        let found = match skipped {
-            Some(SkipReason::Banned) => Err(SkipReason::Banned),
-            Some(exempt) if counted.is_empty() => Err(exempt),
-            _ => Ok(policy.matcher.match_rules(&counted, scratch).ok_or(UnknownRule)?),
+        let found = match banned.or(exempt.filter(|_| counted.is_empty())) {
+            Some(reason) => Err(reason),
+            None => Ok(policy.matcher.match_rules(&counted, scratch).ok_or(UnknownRule)?),
         };
         Ok(self.decide(policy, now.into(), Charging::On, move || found).await)
     }

@@ -1,7 +1,7 @@
 //! The limits of a policy as the documentation of an API publishes them.
 //!
-//! They are those that every client of the API can meet: limits in shadow mode reject nothing, and those of a canary apply to some
-//! clients only. Conditions and names of headers that rules look at are how an operator tells requests apart; they are not listed.
+//! They are those that every client of the API can meet: limits in shadow mode reject nothing, those of a canary apply to some
+//! clients only, and those with `report: off` are not announced. Conditions and names of headers that rules look at are how an operator tells requests apart; they are not listed.
 
 use std::fmt::{self, Write as _};
 
@@ -53,7 +53,7 @@ pub fn published_limits(plan: &Plan) -> PublishedLimits {
     let everywhere = RuleMatch::default();
     let mut published = Vec::new();
     let mut add = |rule: &Rule, matches: &RuleMatch, per: String| {
-        if rule.mode == Mode::Enforce {
+        if rule.mode == Mode::Enforce && rule.is_reported {
             published.push(rate(rule, matches, per));
         }
     };
@@ -76,8 +76,8 @@ pub fn published_limits(plan: &Plan) -> PublishedLimits {
         let matches = RuleMatch { paths: vec![endpoint.pattern.clone()], ..RuleMatch::default() };
         add(&endpoint.rule, &matches, "client".to_owned());
     }
-    let concurrent = limits.concurrent.iter().filter(|rule| rule.mode == Mode::Enforce).map(concurrency);
-    published.extend(concurrent);
+    let is_published = |rule: &&ConcurrencyRule| rule.mode == Mode::Enforce && rule.is_reported;
+    published.extend(limits.concurrent.iter().filter(is_published).map(concurrency));
     let unlimited = limits.tiers.iter().filter(|tier| tier.rule.is_none()).map(|tier| tier.name.clone());
     PublishedLimits { limits: published, unlimited_tiers: unlimited.collect() }
 }

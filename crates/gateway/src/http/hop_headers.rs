@@ -31,6 +31,21 @@ pub(crate) static HOP_BY_HOP: [HeaderName; 5] =
 /// The number of headers that are added to a request.
 const ADDED: usize = 6;
 
+/// Whether the gateway may write this header of a request: the server sees another value than the client has sent.
+pub(crate) fn is_written_by_gateway(name: &HeaderName) -> bool {
+    let name = name.as_str();
+    let is_deadline = matches!(
+        name,
+        "x-request-deadline-ms"
+            | "x-request-deadline-scope"
+            | "grpc-timeout"
+            | "x-envoy-expected-rq-timeout-ms"
+    );
+    let is_trace = matches!(name, "x-request-id" | "traceparent" | "tracestate");
+    let is_connection = name == "forwarded" || name == "x-real-ip" || name.starts_with("x-forwarded-");
+    is_connection || is_trace || is_deadline || name == "x-tidegate-degrade"
+}
+
 /// A client connection, with the header values that describe it to upstreams, formatted once.
 #[derive(Debug)]
 pub(crate) struct ConnInfo {

@@ -11,6 +11,7 @@ rate_limits:
   endpoints:
     POST /orders: { requests: 10, window: 1h, status: 503 }
   rules:
+    - { name: hidden, requests: 1, window: 1d, report: off }
     - { name: tried, requests: 1, window: 1d, mode: shadow }
     - { name: some, requests: 1, window: 1d, mode: { canary: 10% } }
     - { name: login, match: { method: [POST], path: [/login, /signin], header: { X-Secret-Plan: a } }, per: [ip, user], requests: 5, window: 500ms }

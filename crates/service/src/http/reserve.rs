@@ -60,10 +60,10 @@ impl<'b> ReserveSubject<'b> {
             else {
                 return Err(invalid("an entry of `checks` has a `request`; reserve it by itself"));
             };
-            // A decision would compare both with the same remaining units.
-            if rules.iter().any(|(other, of, _)| *other == *rule && of.key() == client.key()) {
+            // A commit states one cost for each rule.
+            if rules.iter().any(|(other, ..)| *other == *rule) {
                 return Err(invalid(
-                    "two entries of `checks` have the same `rule` and `client`; add their costs",
+                    "two entries of `checks` have the same `rule`; add their costs, or reserve for each client by itself",
                 ));
             }
             rules.push((rule.into_owned(), client, cost));

@@ -15,6 +15,7 @@ use tidegate_headers::{
 use super::CACHE_STATUS;
 use super::memory::{ResourceVersion, ResponseMemory, StoredResponse};
 use super::plain_get::PlainGet;
+use crate::http::hop_headers::is_written_by_gateway;
 use crate::http::response_body::{BodyError, ForwardedBody};
 
 /// A body that is copied. It is stored only if it ends as it should: a truncated one fails or is dropped before.
@@ -67,7 +68,12 @@ impl PendingResponse {
         let PlainGet { key, others, .. } = request;
         // Copies: the values of a request refer to the buffer that it was read into, which is much larger.
         let copy = |value: &HeaderValue| HeaderValue::from_bytes(value.as_bytes()).ok();
-        let varying = varying_headers(response.headers())?.into_iter().map(|name| {
+        let varying = varying_headers(response.headers())?;
+        // The client did not send what the server has seen in these.
+        if varying.iter().any(is_written_by_gateway) {
+            return None;
+        }
+        let varying = varying.into_iter().map(|name| {
             let values = others.get_all(&name).iter().filter_map(copy).collect();
             (name, values)
         });

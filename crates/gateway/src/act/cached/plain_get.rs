@@ -149,8 +149,9 @@ impl NeutralValue {
             TE if value == "trailers" => {}
             _ if *name == REQUEST_ID => {}
             _ => match name.as_str() {
-                "tracestate" => return Some(Self::Free),
-                "dnt" | "priority" | "traceparent" | "x-correlation-id" | "x-request-deadline-ms" => {}
+                // A response within a short time may be incomplete.
+                "tracestate" | "x-request-deadline-ms" => return Some(Self::Free),
+                "dnt" | "priority" | "traceparent" | "x-correlation-id" => {}
                 name if name.starts_with("sec-fetch-") => {}
                 _ => return None,
             },

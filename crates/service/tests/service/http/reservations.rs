@@ -82,6 +82,7 @@ fn reservation_message_with_contradictions_is_rejected_and_charges_nothing() {
         (0..17).map(|user| json!({ "rule": "tpm", "client": format!("user:{user}") })).collect();
     for body in [
         json!({ "checks": [tpm, tpm] }),
+        json!({ "checks": [tpm, { "rule": "tpm", "client": "user:alice" }] }),
         json!({ "checks": [] }),
         json!({ "checks": many }),
         json!({ "checks": [tpm], "rule": "rpm" }),

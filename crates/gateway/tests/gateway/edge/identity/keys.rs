@@ -54,6 +54,21 @@ async fn guessed_keys_that_are_rejected_are_counted_by_address() {
 }
 
 #[tokio::test]
+async fn guessed_keys_above_a_limit_that_degrades_stay_charged_to_the_others() {
+    let upstream = RecordingServer::start().await;
+    let more = "clients: { identify_by: [api_key, ip], tiers: { file: keys.csv }, on_invalid: reject }\n\
+                rate_limits:\n  default: { requests: 1, window: 1h, on_exceed: degrade }\n  \
+                rules: [{ name: guard, per: [ip], requests: 4, window: 1h }]";
+    let gateway = TestGateway::with_files(&policy_before(&[&upstream], more), &super::KEYS);
+    let mut statuses = Vec::new();
+    for turn in 0..6 {
+        let key = format!("invented-{turn}");
+        statuses.push(over_http1(&gateway, &[("x-api-key", &key)]).await.status.as_u16());
+    }
+    assert_eq!(statuses, [401, 401, 401, 401, 429, 429]);
+}
+
+#[tokio::test]
 async fn unverified_api_key_falls_through_to_the_next_identity() {
     let upstream = RecordingServer::start().await;
     let gateway = gateway(&upstream, "identify_by: [api_key, cookie, ip], cookie: { name: session }", &[]);
