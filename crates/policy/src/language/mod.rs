@@ -1,7 +1,57 @@
 //! The policy language: one table of all keys with type, default, meaning and example.
 //!
 //! The compiler, the JSON Schema for editors and docs/config.md all use this table, so they cannot contradict each
-//! other.
+//! other. What they say about a mapping or a key is its documentation comment here.
+
+/// Declares mappings: `NAME: name in messages at path { keys }`. A key is declared as `name: shape, example …`, followed by its
+/// default or by `required`, or is a shared one, which may be changed.
+macro_rules! mappings {
+    ($($(#[doc = $doc:literal])+ $mapping:ident: $name:literal at $path:literal {
+        $($(#[doc = $key_doc:literal])* $key:ident
+            $(: $shape:expr, example $example:literal $(, $modifier:ident $($text:literal)?)?)?
+            $(. $change:ident ($changed:literal))?;)+
+    })+) => {
+        $(pub(crate) static $mapping: $crate::language::Mapping = $crate::language::Mapping {
+            name: $name,
+            path: $path,
+            doc: concat!($($doc),+).trim_ascii_start(),
+            keys: &[$(policy_key!(
+                $(#[doc = $key_doc])* $key
+                $(: $shape, example $example $(, $modifier $($text)?)?)?
+                $(. $change ($changed))?
+            )),+],
+        };)+
+    };
+}
+
+/// Declares keys that several mappings share, or that another file declares.
+macro_rules! shared_keys {
+    ($($(#[doc = $doc:literal])+ $shared:ident = $key:ident: $shape:expr, example $example:literal
+        $(, $modifier:ident $($text:literal)?)?;)+) => {
+        $(pub(super) const $shared: $crate::language::PolicyKey = policy_key!(
+            $(#[doc = $doc])+ $key: $shape, example $example $(, $modifier $($text)?)?
+        );)+
+    };
+}
+
+macro_rules! policy_key {
+    ($shared:ident $(. $change:ident ($changed:literal))?) => {
+        $shared$(.$change($changed))?
+    };
+    ($(#[doc = $doc:literal])+ $key:ident: $shape:expr, example $example:literal
+        $(, $modifier:ident $($text:literal)?)?) => {
+        $crate::language::PolicyKey {
+            name: stringify!($key),
+            shape: $shape,
+            default: "none",
+            doc: concat!($($doc),+).trim_ascii_start(),
+            example: $example,
+            required: false,
+            usual: false,
+        }
+        $(.$modifier($($text)?))?
+    };
+}
 
 mod actions;
 mod envoy;
@@ -85,10 +135,6 @@ pub(crate) struct PolicyKey {
 }
 
 impl PolicyKey {
-    const fn new(name: &'static str, shape: Shape, doc: &'static str, example: &'static str) -> Self {
-        Self { name, shape, default: "none", doc, example, required: false, usual: false }
-    }
-
     const fn default(self, default: &'static str) -> Self {
         Self { default, ..self }
     }
