@@ -8,7 +8,7 @@ use thiserror::Error;
 use tidegate_headers::{BodyStyle, HeaderStyle};
 use tidegate_policy::{ActivePolicy, ClientKind, CounterScope, Plan, Route};
 use tidegate_store::Store;
-use tidegate_telemetry::{Exposition, MetricKind, RuleSlots};
+use tidegate_telemetry::{Exposition, RuleSlots};
 use tidegate_tower::bulkhead::Bulkhead;
 
 use crate::act::cached::PolicyMemory;
@@ -137,23 +137,11 @@ impl Snapshot {
 
     /// Writes the metrics of the servers.
     pub(crate) fn write_metrics(&self, page: &mut Exposition) {
-        let mut family = page.family(
-            "tidegate_upstream_healthy",
-            MetricKind::Gauge,
-            "1 if the server is healthy, otherwise 0.",
-        );
+        let mut family = page.gauge("tidegate_upstream_healthy", "1 if the server is healthy, otherwise 0.");
         self.each_server(|labels, server| family.sample(labels, u8::from(server.is_healthy())));
-        let mut family = page.family(
-            "tidegate_upstream_in_flight",
-            MetricKind::Gauge,
-            "Requests in flight to the server.",
-        );
+        let mut family = page.gauge("tidegate_upstream_in_flight", "Requests in flight to the server.");
         self.each_server(|labels, server| family.sample(labels, server.load()));
-        let mut family = page.family(
-            "tidegate_upstream_connections",
-            MetricKind::Gauge,
-            "Open connections to the server.",
-        );
+        let mut family = page.gauge("tidegate_upstream_connections", "Open connections to the server.");
         self.each_server(|labels, server| family.sample(labels, server.connections()));
     }
 

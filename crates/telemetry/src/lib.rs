@@ -16,8 +16,8 @@ pub use command::{CommandClient, CommandFailure, CommandLog, CommandRecord};
 pub use decision::DecisionSink;
 pub use log::{Destination, Log, LogFormat, LogReceiver, LogSampling, RequestSummary, details};
 pub use metrics::{
-    AttemptResult, Exposition, Family, MetricKind, Metrics, MetricsHandle, MetricsReader, Protocol,
-    RuleSlots, UpstreamCounts,
+    AttemptResult, Exposition, Family, Metrics, MetricsHandle, MetricsReader, Protocol, RuleSlots,
+    UpstreamCounts,
 };
 pub use record::{Attempt, Recorder, RequestRecord, Telemetry};
 pub use tidegate_core::DecisionKind;

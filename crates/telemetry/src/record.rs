@@ -8,7 +8,7 @@ use tidegate_store::{Clock, ClockReading};
 use crate::command::CommandLog;
 use crate::log::{AccessEntry, AccessSubject, AttemptEntry, Log, RequestSummary};
 use crate::metrics::{
-    AttemptResult, Exposition, MetricKind, Metrics, MetricsHandle, MetricsReader, Protocol, UpstreamCounts,
+    AttemptResult, Exposition, Metrics, MetricsHandle, MetricsReader, Protocol, UpstreamCounts,
 };
 use crate::trace::{TraceContext, TraceParent, TraceSpans, Tracer, span_id};
 
@@ -51,10 +51,12 @@ impl Telemetry {
     /// Writes all metrics. The caller can add families of its own.
     pub fn exposition(&self, reader: MetricsReader, now: Timestamp) -> Exposition {
         let mut exposition = self.metrics.exposition(reader, now);
-        let (name, help) = ("tidegate_log_lines_lost_total", "Log lines lost: the log could not keep up.");
-        exposition.single(name, MetricKind::Counter, help, self.log.dropped());
-        let (name, help) = ("tidegate_spans_lost_total", "Trace spans that could not be exported.");
-        exposition.single(name, MetricKind::Counter, help, self.tracer.lost_spans());
+        exposition
+            .counter("tidegate_log_lines_lost_total", "Log lines lost: the log could not keep up.")
+            .value(self.log.dropped());
+        exposition
+            .counter("tidegate_spans_lost_total", "Trace spans that could not be exported.")
+            .value(self.tracer.lost_spans());
         exposition
     }
 

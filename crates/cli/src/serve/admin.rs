@@ -16,7 +16,7 @@ use tidegate_gateway::Gateway;
 use tidegate_limiter::Limiter;
 use tidegate_policy::{AdminPlan, Plan};
 use tidegate_store::{Clock, HeavyKey, MemoryUse};
-use tidegate_telemetry::{Exposition, MetricKind, MetricsReader};
+use tidegate_telemetry::{Exposition, MetricsReader};
 use tokio::sync::{mpsc, oneshot, watch};
 
 use super::certificates::Certificates;
@@ -158,18 +158,12 @@ impl Backend for AdminBackend {
             write_memory_use(&mut page, memory_use);
         }
         self.limiter().store().write_metrics(&mut page);
-        let (bans, help) = ("tidegate_bans", "Active bans set by operators.");
-        page.single(bans, MetricKind::Gauge, help, self.limiter().bans().len());
-        let (unrecorded, help) = (
-            "tidegate_violations_unrecorded_total",
-            "Violations that lead to no lock-out because the table is full, or the name of the client too long.",
-        );
-        page.single(unrecorded, MetricKind::Counter, help, self.limiter().penalties().unrecorded());
-        let (dropped, help) = (
-            "tidegate_lock_outs_dropped_total",
-            "Lock-outs that ended early because the table was full of harder offenders.",
-        );
-        page.single(dropped, MetricKind::Counter, help, self.limiter().penalties().dropped_lock_outs());
+        page.gauge("tidegate_bans", "Active bans set by operators.").value(self.limiter().bans().len());
+        let penalties = self.limiter().penalties();
+        let help = "Violations that lead to no lock-out because the table is full, or the name of the client too long.";
+        page.counter("tidegate_violations_unrecorded_total", help).value(penalties.unrecorded());
+        let help = "Lock-outs that ended early because the table was full of harder offenders.";
+        page.counter("tidegate_lock_outs_dropped_total", help).value(penalties.dropped_lock_outs());
         self.certificates.write(&mut page);
         write_build(&mut page);
         self.reload_results.write(&mut page);
@@ -195,8 +189,7 @@ impl Backend for AdminBackend {
 
 /// Writes which program runs.
 fn write_build(page: &mut Exposition) {
-    let help = "The running program; always 1.";
-    let mut family = page.family("tidegate_build_info", MetricKind::Gauge, help);
+    let mut family = page.gauge("tidegate_build_info", "The running program; always 1.");
     let (version, os, arch) = (env!("CARGO_PKG_VERSION"), std::env::consts::OS, std::env::consts::ARCH);
     family.sample(&[("version", version), ("os", os), ("arch", arch)], 1);
 }
@@ -205,25 +198,17 @@ fn write_build(page: &mut Exposition) {
 fn write_memory_use(page: &mut Exposition, memory_use: MemoryUse) {
     let MemoryUse { table_bytes, pool_bytes, overflowed, limits_in_use, limits_max, carried_limits } =
         memory_use;
-    let (table, pool) = ("tidegate_store_table_bytes", "tidegate_store_pool_bytes");
-    page.single(
-        table,
-        MetricKind::Gauge,
-        "Memory of the counter table, allocated at the start.",
-        table_bytes,
-    );
-    page.single(pool, MetricKind::Gauge, "Memory of counters that do not fit in the table.", pool_bytes);
-    let (shared, help) = (
-        "tidegate_store_overflowed_total",
-        "Checks on counters that several clients share because the table is full.",
-    );
-    page.single(shared, MetricKind::Counter, help, overflowed);
+    let help = "Memory of the counter table, allocated at the start.";
+    page.gauge("tidegate_store_table_bytes", help).value(table_bytes);
+    let help = "Memory of counters that do not fit in the table.";
+    page.gauge("tidegate_store_pool_bytes", help).value(pool_bytes);
+    let help = "Checks on counters that several clients share because the table is full.";
+    page.counter("tidegate_store_overflowed_total", help).value(overflowed);
     let help = "Distinct limits in use by the policy, overrides and unexpired counters.";
-    page.single("tidegate_limits_in_use", MetricKind::Gauge, help, limits_in_use);
-    let help = "Maximum number of distinct limits in use.";
-    page.single("tidegate_limits_max", MetricKind::Gauge, help, limits_max);
+    page.gauge("tidegate_limits_in_use", help).value(limits_in_use);
+    page.gauge("tidegate_limits_max", "Maximum number of distinct limits in use.").value(limits_max);
     let help = "Counters stored with their limit, which is neither in the policy nor in an override.";
-    page.single("tidegate_store_carried_limits", MetricKind::Gauge, help, carried_limits);
+    page.gauge("tidegate_store_carried_limits", help).value(carried_limits);
 }
 
 /// The admin API before it starts.

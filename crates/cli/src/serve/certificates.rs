@@ -5,7 +5,7 @@ use std::sync::Arc;
 use tidegate_core::Timestamp;
 use tidegate_listener::{CertificateResolver, Listener};
 use tidegate_policy::{Plan, ServicePlan};
-use tidegate_telemetry::{Exposition, MetricKind};
+use tidegate_telemetry::Exposition;
 
 use super::listeners::{self, ListenerConfig, ListenerConfigError};
 use crate::certificate::{Expiry, format_time};
@@ -105,9 +105,8 @@ impl Certificates {
         if self.entries.is_empty() {
             return;
         }
-        let name = "tidegate_certificate_expiry_timestamp_seconds";
         let help = "Expiry time of the certificate of a listener, as Unix time.";
-        let mut family = page.family(name, MetricKind::Gauge, help);
+        let mut family = page.gauge("tidegate_certificate_expiry_timestamp_seconds", help);
         for ListenerCertificate { listener, resolver, .. } in &self.entries {
             family.sample(&[("listener", listener)], resolver.expires_at().as_micros() / 1_000_000);
         }

@@ -4,7 +4,7 @@ use std::sync::{Mutex, PoisonError};
 
 use tidegate_admin::{ReloadError, ReloadState};
 use tidegate_core::Timestamp;
-use tidegate_telemetry::{Exposition, MetricKind};
+use tidegate_telemetry::Exposition;
 
 /// How many reloads had which result, and the state of the policy after the last one.
 #[derive(Debug)]
@@ -50,15 +50,15 @@ impl ReloadResults {
         let counts = self.counts.lock().unwrap_or_else(PoisonError::into_inner);
         let help =
             "Reloads of the policy by result; `refused` ones would have removed too many bans or keys.";
-        let mut family = page.family("tidegate_reloads_total", MetricKind::Counter, help);
+        let mut family = page.counter("tidegate_reloads_total", help);
         family.sample(&[("result", "applied")], counts.applied);
         family.sample(&[("result", "invalid")], counts.invalid);
         family.sample(&[("result", "refused")], counts.refused);
         let ReloadState { applied_at, failure } = &counts.state;
         let help = "Whether the last reload failed, so that the files differ from the running policy.";
-        page.single("tidegate_reload_failed", MetricKind::Gauge, help, u64::from(failure.is_some()));
+        page.gauge("tidegate_reload_failed", help).value(u64::from(failure.is_some()));
         let help = "When the running policy was loaded, by the start or by a reload.";
-        let name = "tidegate_reload_last_success_timestamp_seconds";
-        page.single(name, MetricKind::Gauge, help, applied_at.as_micros() / 1_000_000);
+        page.gauge("tidegate_reload_last_success_timestamp_seconds", help)
+            .value(applied_at.as_micros() / 1_000_000);
     }
 }

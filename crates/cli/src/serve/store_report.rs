@@ -7,7 +7,7 @@ use tidegate_core::TimeSpan;
 use tidegate_redis::{
     BATCH_BOUNDS, LATENCY_BOUNDS, LeaseReport, LinkReport, RedisStore, StoreReport, SyncReport,
 };
-use tidegate_telemetry::{Exposition, MetricKind};
+use tidegate_telemetry::Exposition;
 
 /// How often the state is compared with the one before, for the log.
 const LOG_INTERVAL: Duration = Duration::from_millis(200);
@@ -18,37 +18,34 @@ const START_GRACE: u32 = 5;
 pub(super) fn write_metrics(page: &mut Exposition, store: &RedisStore) {
     let report = store.report();
     write_link(page, &report.link);
-    let mut modes = page.family("tidegate_store_mode", MetricKind::Gauge, "1 for the current mode, else 0.");
+    let mut modes = page.gauge("tidegate_store_mode", "1 for the current mode, else 0.");
     for (mode, is_current) in [("normal", !report.is_in_fallback), ("fallback", report.is_in_fallback)] {
         modes.sample(&[("mode", mode)], u8::from(is_current));
     }
     let help = "Time in which Redis failed and the failure modes of the rules decided.";
-    let name = "tidegate_store_fallback_seconds_total";
-    page.single(name, MetricKind::Counter, help, seconds(report.fallback_time.as_micros()));
+    page.counter("tidegate_store_fallback_seconds_total", help)
+        .value(seconds(report.fallback_time.as_micros()));
     let help = "Decisions while Redis failed, by failure mode.";
-    let mut decisions = page.family("tidegate_store_fallback_decisions_total", MetricKind::Counter, help);
+    let mut decisions = page.counter("tidegate_store_fallback_decisions_total", help);
     let by_mode = report.fallback_decisions;
     for (mode, count) in [("local", by_mode.local), ("allow", by_mode.allow), ("deny", by_mode.deny)] {
         decisions.sample(&[("mode", mode)], count);
     }
     let help = "Units admitted while Redis failed that were charged when it returned.";
-    let name = "tidegate_store_fallback_units_charged_total";
-    page.single(name, MetricKind::Counter, help, report.fallback_units_charged);
+    page.counter("tidegate_store_fallback_units_charged_total", help).value(report.fallback_units_charged);
     let help = "Units admitted while Redis failed of which it is unknown whether they were charged later.";
-    let name = "tidegate_store_fallback_units_uncharged_total";
-    page.single(name, MetricKind::Counter, help, report.fallback_units_uncharged);
-    let help = "Live nodes that share the limits, as this node knows them.";
-    page.single("tidegate_store_nodes", MetricKind::Gauge, help, report.nodes);
+    page.counter("tidegate_store_fallback_units_uncharged_total", help)
+        .value(report.fallback_units_uncharged);
+    page.gauge("tidegate_store_nodes", "Live nodes that share the limits, as this node knows them.")
+        .value(report.nodes);
     let help = "Live nodes whose secret differs, so that they share no limits with this node.";
-    let name = "tidegate_store_nodes_with_other_secret";
-    page.single(name, MetricKind::Gauge, help, report.nodes_with_other_secret);
-    let help = "How often Redis was found to have lost writes.";
-    page.single("tidegate_store_lost_writes_total", MetricKind::Counter, help, report.lost_writes);
+    page.gauge("tidegate_store_nodes_with_other_secret", help).value(report.nodes_with_other_secret);
+    page.counter("tidegate_store_lost_writes_total", "How often Redis was found to have lost writes.")
+        .value(report.lost_writes);
     let help = "Rejections that were repeated without asking Redis.";
-    let name = "tidegate_store_cached_rejections_total";
-    page.single(name, MetricKind::Counter, help, report.cached_rejections_served);
-    let help = "Counters whose rejection is cached.";
-    page.single("tidegate_store_cached_rejections", MetricKind::Gauge, help, report.cached_rejections);
+    page.counter("tidegate_store_cached_rejections_total", help).value(report.cached_rejections_served);
+    page.gauge("tidegate_store_cached_rejections", "Counters whose rejection is cached.")
+        .value(report.cached_rejections);
     write_leases(page, report.lease);
     write_sync(page, report.sync);
 }
@@ -57,51 +54,50 @@ pub(super) fn write_metrics(page: &mut Exposition, store: &RedisStore) {
 fn write_sync(page: &mut Exposition, sync: SyncReport) {
     let help =
         "The most units beyond a limit that all nodes can admit: (nodes - 1) x the most units per interval.";
-    page.single("tidegate_store_overshoot_bound", MetricKind::Gauge, help, sync.overshoot_bound);
+    page.gauge("tidegate_store_overshoot_bound", help).value(sync.overshoot_bound);
     let help = "The most units beyond a limit that an exchange of counts found.";
-    page.single("tidegate_store_overshoot_measured", MetricKind::Gauge, help, sync.largest_overshoot);
-    let help = "Units beyond limits that this node admitted.";
-    page.single("tidegate_store_overshoot_total", MetricKind::Counter, help, sync.total_overshoot);
-    let help = "Exchanges of counts that failed.";
-    page.single("tidegate_store_sync_failures_total", MetricKind::Counter, help, sync.failed_exchanges);
+    page.gauge("tidegate_store_overshoot_measured", help).value(sync.largest_overshoot);
+    page.counter("tidegate_store_overshoot_total", "Units beyond limits that this node admitted.")
+        .value(sync.total_overshoot);
+    page.counter("tidegate_store_sync_failures_total", "Exchanges of counts that failed.")
+        .value(sync.failed_exchanges);
 }
 
 /// Writes the metrics of `coordination: lease`.
 fn write_leases(page: &mut Exposition, leases: LeaseReport) {
-    let help = "Counters of which this node has leased units to spend.";
-    page.single("tidegate_store_leases", MetricKind::Gauge, help, leases.counters);
-    let help = "Leased units that this node can spend without asking Redis.";
-    page.single("tidegate_store_leased_units", MetricKind::Gauge, help, leases.units);
-    let help = "Blocks of units that Redis granted to this node.";
-    page.single("tidegate_store_lease_grants_total", MetricKind::Counter, help, leases.grants);
+    page.gauge("tidegate_store_leases", "Counters of which this node has leased units to spend.")
+        .value(leases.counters);
+    page.gauge("tidegate_store_leased_units", "Leased units that this node can spend without asking Redis.")
+        .value(leases.units);
+    page.counter("tidegate_store_lease_grants_total", "Blocks of units that Redis granted to this node.")
+        .value(leases.grants);
     let help = "Leases that expired before they were settled; their units count as spent.";
-    page.single("tidegate_store_leases_expired_total", MetricKind::Counter, help, leases.expired);
+    page.counter("tidegate_store_leases_expired_total", help).value(leases.expired);
 }
 
 /// Writes the metrics of the connection.
 fn write_link(page: &mut Exposition, link: &LinkReport) {
     let help = "Failed attempts to connect to Redis, lost connections and calls without a reply in time.";
     let errors = link.connection_errors + link.timeouts;
-    page.single("redis_connection_errors", MetricKind::Counter, help, errors);
+    page.counter("redis_connection_errors", help).value(errors);
     let help = "Time that decisions waited for Redis, in seconds.";
     let bounds = LATENCY_BOUNDS.map(seconds);
     let sum = seconds(link.latency_micros);
-    page.histogram("tidegate_store_latency_seconds", help, (&bounds, &link.latency), sum);
+    page.histogram("tidegate_store_latency_seconds", help).buckets(&bounds, &link.latency, sum);
     let help = "Operations that one script call carried.";
     #[expect(clippy::cast_precision_loss, reason = "a sum of counts need not be exact")]
     let (bounds, sum) = (BATCH_BOUNDS.map(|bound| bound as f64), link.operations as f64);
-    page.histogram("tidegate_store_batch_size", help, (&bounds, &link.batch_sizes), sum);
-    let help = "Calls to Redis without a reply within the timeout.";
-    page.single("tidegate_store_timeouts_total", MetricKind::Counter, help, link.timeouts);
+    page.histogram("tidegate_store_batch_size", help).buckets(&bounds, &link.batch_sizes, sum);
+    page.counter("tidegate_store_timeouts_total", "Calls to Redis without a reply within the timeout.")
+        .value(link.timeouts);
     let help =
         "Calls that Redis did not execute and that were sent again: failover, reshard, unknown script.";
-    page.single("tidegate_store_retries_total", MetricKind::Counter, help, link.retries);
-    let help = "Calls that Redis answered with an error.";
-    page.single("tidegate_store_error_replies_total", MetricKind::Counter, help, link.error_replies);
-    let help = "Servers of Redis that are in use.";
-    page.single("tidegate_store_servers", MetricKind::Gauge, help, link.servers);
+    page.counter("tidegate_store_retries_total", help).value(link.retries);
+    page.counter("tidegate_store_error_replies_total", "Calls that Redis answered with an error.")
+        .value(link.error_replies);
+    page.gauge("tidegate_store_servers", "Servers of Redis that are in use.").value(link.servers);
     let help = "Servers of Redis that are considered failed: their circuit breaker is open.";
-    page.single("tidegate_store_servers_failed", MetricKind::Gauge, help, link.servers_open);
+    page.gauge("tidegate_store_servers_failed", help).value(link.servers_open);
 }
 
 #[expect(clippy::cast_precision_loss, reason = "a duration need not be exact")]

@@ -11,17 +11,6 @@ pub struct Exposition {
     text: String,
 }
 
-/// The type of a metric family.
-#[derive(Clone, Copy, Debug)]
-pub enum MetricKind {
-    /// A value that only grows until the process ends.
-    Counter,
-    /// A value that can go up and down.
-    Gauge,
-    /// The number of observations in each bucket.
-    Histogram,
-}
-
 /// The unit of durations.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum MetricUnit {
@@ -47,35 +36,24 @@ impl Exposition {
         Self { text: String::with_capacity(bytes) }
     }
 
-    /// Starts a family with its name, type and help.
-    pub fn family<'e>(&'e mut self, name: &'e str, kind: MetricKind, help: &str) -> Family<'e> {
-        let kind = match kind {
-            MetricKind::Counter => "counter",
-            MetricKind::Gauge => "gauge",
-            MetricKind::Histogram => "histogram",
-        };
+    /// Starts a family of values that only grow until the process ends.
+    pub fn counter<'e>(&'e mut self, name: &'e str, help: &str) -> Family<'e> {
+        self.family(name, "counter", help)
+    }
+
+    /// Starts a family of values that can go up and down.
+    pub fn gauge<'e>(&'e mut self, name: &'e str, help: &str) -> Family<'e> {
+        self.family(name, "gauge", help)
+    }
+
+    /// Starts a family of numbers of observations in buckets.
+    pub fn histogram<'e>(&'e mut self, name: &'e str, help: &str) -> Family<'e> {
+        self.family(name, "histogram", help)
+    }
+
+    fn family<'e>(&'e mut self, name: &'e str, kind: &str, help: &str) -> Family<'e> {
         self.write(format_args!("# HELP {name} {help}\n# TYPE {name} {kind}\n"));
         Family { exposition: self, name }
-    }
-
-    /// Adds a family with a single sample.
-    pub fn single(&mut self, name: &str, kind: MetricKind, help: &str, value: impl Display) {
-        self.family(name, kind, help).sample(&[], value);
-    }
-
-    /// Adds a histogram: the upper bounds of its buckets with the number of observations in each, and the sum of all
-    /// observations. There is one more count than bounds, for the rest.
-    pub fn histogram(&mut self, name: &str, help: &str, (bounds, counts): (&[f64], &[u64]), sum: f64) {
-        let mut family = self.family(name, MetricKind::Histogram, help);
-        let mut total = 0_u64;
-        for (bound, count) in bounds.iter().zip(counts) {
-            total = total.saturating_add(*count);
-            family.bucket(&[], &bound.to_string(), total);
-        }
-        let rest = counts.get(bounds.len()).copied().unwrap_or_default();
-        total = total.saturating_add(rest);
-        family.bucket(&[], "+Inf", total);
-        family.count_and_sum(&[], total, sum);
     }
 
     /// The text.
@@ -133,6 +111,25 @@ impl Family<'_> {
         self.write_line("", labels, None, value);
     }
 
+    /// Adds the only sample of the family.
+    pub fn value(mut self, value: impl Display) {
+        self.sample(&[], value);
+    }
+
+    /// Adds the upper bounds of buckets with the number of observations in each, and the sum of all observations. There is one more
+    /// count than bounds, for the rest.
+    pub fn buckets(mut self, bounds: &[f64], counts: &[u64], sum: f64) {
+        let mut total = 0_u64;
+        for (bound, count) in bounds.iter().zip(counts) {
+            total = total.saturating_add(*count);
+            self.bucket(&[], &bound.to_string(), total);
+        }
+        let rest = counts.get(bounds.len()).copied().unwrap_or_default();
+        total = total.saturating_add(rest);
+        self.bucket(&[], "+Inf", total);
+        self.count_and_sum(&[], total, sum);
+    }
+
     pub(crate) fn bucket(&mut self, labels: &[(&str, &str)], bound: &str, count: u64) {
         self.write_line("_bucket", labels, Some(("le", bound)), count);
     }
@@ -164,7 +161,7 @@ mod tests {
     #[test]
     fn histogram_buckets_are_cumulative() {
         let mut exposition = Exposition::default();
-        exposition.histogram("h", "Some.", (&[0.5, 2.0], &[1, 2, 3]), 7.5);
+        exposition.histogram("h", "Some.").buckets(&[0.5, 2.0], &[1, 2, 3], 7.5);
         let text = exposition.into_text();
         let samples: Vec<_> = text.lines().skip(2).collect();
         assert_eq!(
@@ -182,7 +179,7 @@ mod tests {
     #[test]
     fn label_value_with_special_characters_is_escaped() {
         let mut exposition = Exposition::default();
-        let mut family = exposition.family("a", MetricKind::Gauge, "Some.");
+        let mut family = exposition.gauge("a", "Some.");
         family.sample(&[("x", "q\"b\\n\nz"), ("y", "")], 1);
         family.sample(&[], 0.5);
         assert_eq!(

@@ -113,7 +113,7 @@ pub(crate) fn per_core_histograms<T>(
 
 #[cfg(test)]
 mod tests {
-    use super::super::exposition::{Exposition, MetricKind};
+    use super::super::exposition::Exposition;
     use super::*;
 
     #[test]
@@ -133,7 +133,7 @@ mod tests {
         one.observe(1_001);
         two.observe(3_000_000_000);
         let mut exposition = Exposition::default();
-        let mut family = exposition.family("t", MetricKind::Histogram, "Some.");
+        let mut family = exposition.histogram("t", "Some.");
         write(&mut family, Scale::Decision, &[], [&one, &two].into_iter());
         let text = exposition.into_text();
         for line in ["t_bucket{le=\"0.0005\"} 0", "t_bucket{le=\"0.001\"} 1", "t_bucket{le=\"0.002\"} 2"] {

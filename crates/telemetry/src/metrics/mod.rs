@@ -22,7 +22,7 @@ use tidegate_policy::{EnvoyLimits, Plan};
 
 pub(crate) use counter::Counter;
 use counter::per_core;
-pub use exposition::{Exposition, Family, MetricKind};
+pub use exposition::{Exposition, Family};
 use histogram::{Histogram, Scale};
 pub use protocol::Protocol;
 pub use rules::RuleSlots;
@@ -137,22 +137,16 @@ impl Metrics {
     }
 
     fn write_decisions(&self, exposition: &mut Exposition) {
-        let mut family = exposition.family(
-            "rate_limit_requests_total",
-            MetricKind::Counter,
-            "Requests by decision; each request is counted once.",
-        );
+        let help = "Requests by decision; each request is counted once.";
+        let mut family = exposition.counter("rate_limit_requests_total", help);
         for (protocol, counts) in self.protocols() {
             for (index, decision) in DecisionKind::ALL.into_iter().enumerate() {
                 let labels = [("decision", decision.name()), ("protocol", protocol.name())];
                 family.sample(&labels, counts.sum(|shard| &shard.requests[index]));
             }
         }
-        let mut family = exposition.family(
-            "rate_limit_latency",
-            MetricKind::Histogram,
-            "Duration of decisions, including rule matching, in milliseconds.",
-        );
+        let help = "Duration of decisions, including rule matching, in milliseconds.";
+        let mut family = exposition.histogram("rate_limit_latency", help);
         for (protocol, counts) in self.protocols() {
             let latencies = counts.0.map(|shard| &shard.latency);
             histogram::write(&mut family, Scale::Decision, &[("protocol", protocol.name())], latencies);
@@ -160,7 +154,8 @@ impl Metrics {
     }
 
     fn write_exceeded(&self, exposition: &mut Exposition, rules: &RuleRegistry, reader: MetricsReader) {
-        let mut family = exposition.family("rate_limit_exceeded_total", MetricKind::Counter, "Requests rejected by a rule. Up to 100 series name the most rejected clients; all others are `other`.");
+        let help = "Requests rejected by a rule. Up to 100 series name the most rejected clients; all others are `other`.";
+        let mut family = exposition.counter("rate_limit_exceeded_total", help);
         let (top_clients, retired) = self.top_clients.report(reader);
         for top in &top_clients {
             let labels = [("client_id", top.client.as_str()), ("rule", rules.name(top.rule))];
@@ -181,11 +176,8 @@ impl Metrics {
     }
 
     fn write_rules(&self, exposition: &mut Exposition, rules: &RuleRegistry) {
-        let mut family = exposition.family(
-            "rate_limit_shadow_exceeded_total",
-            MetricKind::Counter,
-            "Requests that a rule in shadow mode would have rejected.",
-        );
+        let help = "Requests that a rule in shadow mode would have rejected.";
+        let mut family = exposition.counter("rate_limit_shadow_exceeded_total", help);
         for (slot, rule) in rules.iter() {
             let count: u64 = self.shards().map(|shard| shard.rules.get(slot, |counts| &counts.shadow)).sum();
             if count > 0 {
@@ -193,11 +185,9 @@ impl Metrics {
             }
         }
         self.write_actions(exposition, rules);
-        let mut family = exposition.family(
-            "rate_limit_limit",
-            MetricKind::Gauge,
-            "Limit of each active rule, in units per window; without a window, in concurrent requests.",
-        );
+        let help =
+            "Limit of each active rule, in units per window; without a window, in concurrent requests.";
+        let mut family = exposition.gauge("rate_limit_limit", help);
         for (_, rule) in rules.iter() {
             if let Some((requests, window)) = &rule.limit {
                 family.sample(&[("rule", &rule.name), ("window", window)], requests);
@@ -207,7 +197,7 @@ impl Metrics {
 
     fn write_actions(&self, exposition: &mut Exposition, rules: &RuleRegistry) {
         let help = "Requests that a rule delayed, or that got an action in place of a rejection. With `mode=\"shadow\"`: those that would have.";
-        let mut family = exposition.family("rate_limit_actions_total", MetricKind::Counter, help);
+        let mut family = exposition.counter("rate_limit_actions_total", help);
         for (slot, rule) in rules.iter() {
             for action in ActionKind::ALL {
                 let sum = |which: fn(&RuleCounts, usize) -> &Counter| -> u64 {
@@ -227,11 +217,9 @@ impl Metrics {
     }
 
     fn write_connections(&self, exposition: &mut Exposition) {
-        let mut family = exposition.family(
-            "tidegate_responses_total",
-            MetricKind::Counter,
-            "Responses to clients by status class; `gone`: the client disconnected before the response.",
-        );
+        let help =
+            "Responses to clients by status class; `gone`: the client disconnected before the response.";
+        let mut family = exposition.counter("tidegate_responses_total", help);
         // Replies of the Redis protocol have no status.
         for (protocol, counts) in self.protocols().filter(|(protocol, _)| *protocol != Protocol::Resp) {
             for class in 0..=GONE {
@@ -240,16 +228,13 @@ impl Metrics {
                 family.sample(&labels, counts.sum(|shard| &shard.responses[class]));
             }
         }
-        let (name, help) = ("tidegate_connections_accepted_total", "Client connections accepted.");
-        let mut family = exposition.family(name, MetricKind::Counter, help);
+        let mut family =
+            exposition.counter("tidegate_connections_accepted_total", "Client connections accepted.");
         for (protocol, counts) in self.protocols() {
             family.sample(&[("protocol", protocol.name())], counts.sum(|shard| &shard.accepted));
         }
-        let (name, help) = (
-            "tidegate_connections_refused_total",
-            "Client connections closed because the connection limit was reached.",
-        );
-        let mut family = exposition.family(name, MetricKind::Counter, help);
+        let help = "Client connections closed because the connection limit was reached.";
+        let mut family = exposition.counter("tidegate_connections_refused_total", help);
         for (protocol, counts) in self.protocols() {
             family.sample(&[("protocol", protocol.name())], counts.sum(|shard| &shard.rejected_connections));
         }
@@ -259,8 +244,7 @@ impl Metrics {
 impl Metrics {
     /// Writes the numbers of open connections. The gateway counts its own.
     pub fn write_open_connections(&self, exposition: &mut Exposition, gateway: usize) {
-        let (name, help) = ("tidegate_connections_open", "Open client connections.");
-        let mut family = exposition.family(name, MetricKind::Gauge, help);
+        let mut family = exposition.gauge("tidegate_connections_open", "Open client connections.");
         for (protocol, counts) in self.protocols() {
             let closed = counts.sum(|shard| &shard.closed);
             let open = match protocol {

@@ -3,27 +3,19 @@
 use std::fs;
 use std::time::Duration;
 
-use super::exposition::{Exposition, MetricKind};
+use super::exposition::Exposition;
 
 /// The length of a clock tick (1 / `USER_HZ`), which is the same on every Linux.
 const TICK_MILLIS: u64 = 10;
 
 /// Adds the metrics that can be read. On systems other than Linux that is only the start time.
 pub(super) fn write(exposition: &mut Exposition, started_at: f64) {
-    exposition.single(
-        "process_start_time_seconds",
-        MetricKind::Gauge,
-        "Start time of the process, in Unix seconds.",
-        started_at,
-    );
+    exposition
+        .gauge("process_start_time_seconds", "Start time of the process, in Unix seconds.")
+        .value(started_at);
     if let Some((cpu, threads)) = fs::read_to_string("/proc/self/stat").ok().as_deref().and_then(parse_stat) {
-        exposition.single(
-            "process_cpu_seconds_total",
-            MetricKind::Counter,
-            "User and system CPU time, in seconds.",
-            cpu,
-        );
-        exposition.single("process_threads", MetricKind::Gauge, "Number of threads.", threads);
+        exposition.counter("process_cpu_seconds_total", "User and system CPU time, in seconds.").value(cpu);
+        exposition.gauge("process_threads", "Number of threads.").value(threads);
     }
     if let Some(status) = fs::read_to_string("/proc/self/status").ok().as_deref() {
         let size = |name: &str| {
@@ -31,29 +23,19 @@ pub(super) fn write(exposition: &mut Exposition, started_at: f64) {
             Some(line.split_whitespace().next()?.parse::<u64>().ok()? * 1_024)
         };
         if let Some(resident) = size("VmRSS:") {
-            exposition.single(
-                "process_resident_memory_bytes",
-                MetricKind::Gauge,
-                "Resident memory, in bytes.",
-                resident,
-            );
+            exposition.gauge("process_resident_memory_bytes", "Resident memory, in bytes.").value(resident);
         }
         if let Some(size) = size("VmSize:") {
-            exposition.single(
-                "process_virtual_memory_bytes",
-                MetricKind::Gauge,
-                "Virtual memory, in bytes.",
-                size,
-            );
+            exposition.gauge("process_virtual_memory_bytes", "Virtual memory, in bytes.").value(size);
         }
     }
     if let Ok(open) = fs::read_dir("/proc/self/fd") {
         // Do not count the descriptor of the directory itself.
         let open = open.count().saturating_sub(1);
-        exposition.single("process_open_fds", MetricKind::Gauge, "Open file descriptors.", open);
+        exposition.gauge("process_open_fds", "Open file descriptors.").value(open);
     }
     if let Some(max) = max_open_files() {
-        exposition.single("process_max_fds", MetricKind::Gauge, "Limit of open file descriptors.", max);
+        exposition.gauge("process_max_fds", "Limit of open file descriptors.").value(max);
     }
 }
 

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use crossbeam_utils::CachePadded;
 
 use super::counter::{Counter, per_core};
-use super::exposition::{Exposition, MetricKind};
+use super::exposition::Exposition;
 use super::histogram::{self, Histogram, Scale};
 
 /// The result of one attempt to get a response from an upstream.
@@ -107,33 +107,24 @@ impl Upstreams {
         if known.is_empty() {
             return;
         }
-        let mut family = exposition.family(
-            "tidegate_upstream_requests_total",
-            MetricKind::Counter,
-            "Upstream responses by status class; each attempt is counted once.",
-        );
+        let help = "Upstream responses by status class; each attempt is counted once.";
+        let mut family = exposition.counter("tidegate_upstream_requests_total", help);
         for counts in &known {
             for (index, class) in CLASSES.iter().enumerate() {
                 let labels = [("upstream", counts.name.as_str()), ("code", class)];
                 family.sample(&labels, counts.sum(|attempts| &attempts.responses[index]));
             }
         }
-        let mut family = exposition.family(
-            "tidegate_upstream_failures_total",
-            MetricKind::Counter,
-            "Upstream attempts that got no response, by reason.",
-        );
+        let help = "Upstream attempts that got no response, by reason.";
+        let mut family = exposition.counter("tidegate_upstream_failures_total", help);
         for counts in &known {
             for (index, failure) in FAILURES.iter().enumerate() {
                 let labels = [("upstream", counts.name.as_str()), ("reason", failure.name())];
                 family.sample(&labels, counts.sum(|attempts| &attempts.failures[index]));
             }
         }
-        let mut family = exposition.family(
-            "tidegate_upstream_latency_seconds",
-            MetricKind::Histogram,
-            "Time until the response of an upstream began, in seconds.",
-        );
+        let help = "Time until the response of an upstream began, in seconds.";
+        let mut family = exposition.histogram("tidegate_upstream_latency_seconds", help);
         for counts in &known {
             let cores =
                 histogram::per_core_histograms(&counts.cores, |attempts: &AttemptCounts| &attempts.latency);
