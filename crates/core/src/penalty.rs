@@ -7,7 +7,7 @@
 //! `forget` of good behaviour removes one violation. When no violation is left, it removes the lock-out levels one by one;
 //! a level takes as long as its lock-out, but at least `forget`. When nothing is left, the client counts as new.
 
-use core::fmt;
+use thiserror::Error;
 
 use crate::time::{TimeSpan, Timestamp};
 
@@ -21,13 +21,16 @@ pub struct Penalty {
 }
 
 /// Why a penalty is invalid.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum PenaltyError {
     /// `after` is 0.
+    #[error("a lock-out after 0 violations would lock out every client; use at least 1")]
     ZeroAfter,
     /// A lock-out of zero length, or `forget` is zero.
+    #[error("the length of a lock-out and the time to forget a violation must be positive")]
     ZeroSpan,
     /// The longest lock-out is shorter than the first.
+    #[error("the longest lock-out, {longest:?}, is shorter than the first, {first:?}")]
     LongestBelowFirst {
         /// The first lock-out.
         first: TimeSpan,
@@ -35,24 +38,6 @@ pub enum PenaltyError {
         longest: TimeSpan,
     },
 }
-
-impl fmt::Display for PenaltyError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::ZeroAfter => {
-                f.write_str("a lock-out after 0 violations would lock out every client; use at least 1")
-            }
-            Self::ZeroSpan => {
-                f.write_str("the length of a lock-out and the time to forget a violation must be positive")
-            }
-            Self::LongestBelowFirst { first, longest } => {
-                write!(f, "the longest lock-out, {longest:?}, is shorter than the first, {first:?}")
-            }
-        }
-    }
-}
-
-impl core::error::Error for PenaltyError {}
 
 /// The violations and lock-outs of a client under a rule. The default is a new client.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]

@@ -22,7 +22,7 @@
 //! now, and the limit to its initial value. So however many requests of any latency one client sends, the limit of at least
 //! one other client whose latency stays within the tolerance does not shrink.
 
-use core::fmt;
+use thiserror::Error;
 
 use super::atomic::{AtomicU64, Ordering};
 use super::ratio::Ratio;
@@ -72,9 +72,10 @@ impl Default for AdaptiveConfig {
 }
 
 /// Why the bounds of an adaptive limit are invalid.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum AdaptiveConfigError {
     /// The bounds are not ordered, or the smallest is zero.
+    #[error("expected 1 <= min <= initial <= max, got min {min}, initial {initial}, max {max}")]
     Bounds {
         /// `min`.
         min: u32,
@@ -84,21 +85,9 @@ pub enum AdaptiveConfigError {
         max: u32,
     },
     /// The tolerance is below 100 %, or the window is zero.
+    #[error("the tolerance must be at least 100 % and the window positive")]
     Sensitivity,
 }
-
-impl fmt::Display for AdaptiveConfigError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Bounds { min, initial, max } => {
-                write!(f, "expected 1 <= min <= initial <= max, got min {min}, initial {initial}, max {max}")
-            }
-            Self::Sensitivity => f.write_str("the tolerance must be at least 100 % and the window positive"),
-        }
-    }
-}
-
-impl core::error::Error for AdaptiveConfigError {}
 
 named_enum! {
     /// How important a request is, the least important first. Less important requests are rejected first.

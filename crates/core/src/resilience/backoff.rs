@@ -1,6 +1,6 @@
 //! How long to wait before a retry.
 
-use core::fmt;
+use thiserror::Error;
 
 use crate::time::TimeSpan;
 
@@ -31,11 +31,13 @@ pub struct Backoff {
 }
 
 /// Why a backoff is invalid.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum BackoffError {
     /// The base is zero.
+    #[error("the first wait before a retry must be positive")]
     ZeroBase,
     /// The cap is shorter than the base.
+    #[error("the longest wait, {cap:?}, is shorter than the first, {base:?}")]
     CapBelowBase {
         /// The first wait.
         base: TimeSpan,
@@ -43,19 +45,6 @@ pub enum BackoffError {
         cap: TimeSpan,
     },
 }
-
-impl fmt::Display for BackoffError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::ZeroBase => f.write_str("the first wait before a retry must be positive"),
-            Self::CapBelowBase { base, cap } => {
-                write!(f, "the longest wait, {cap:?}, is shorter than the first, {base:?}")
-            }
-        }
-    }
-}
-
-impl core::error::Error for BackoffError {}
 
 impl Backoff {
     /// Waits that start at `base` and double up to `cap`.

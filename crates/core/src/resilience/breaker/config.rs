@@ -1,6 +1,6 @@
 //! When a breaker opens and closes.
 
-use core::fmt;
+use thiserror::Error;
 
 use crate::resilience::call_window::WindowLength;
 use crate::resilience::ratio::Ratio;
@@ -98,16 +98,19 @@ impl BreakerConfig {
 }
 
 /// Why a breaker configuration is invalid.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum BreakerConfigError {
     /// Neither a number of failures nor a rate is set, so the breaker would never open.
+    #[error("a breaker without `failures`, `failure_rate` and `slow` would never open; set one of them")]
     NeverOpens,
     /// A number, a rate or a time span that must be positive is zero.
+    #[error("`{field}` must be positive")]
     Zero {
         /// The field.
         field: &'static str,
     },
     /// `max_open_for` is shorter than `open_for`.
+    #[error("the longest open time, {max_open_for:?}, is shorter than the first, {open_for:?}")]
     MaxOpenBelowOpen {
         /// `open_for`.
         open_for: TimeSpan,
@@ -115,6 +118,7 @@ pub enum BreakerConfigError {
         max_open_for: TimeSpan,
     },
     /// `min_calls` is more than a window of calls holds, so a rate would never count.
+    #[error("`min_calls` is {min_calls}, but the window holds only {window} calls")]
     MinCallsBeyondWindow {
         /// `min_calls`.
         min_calls: u32,
@@ -122,25 +126,6 @@ pub enum BreakerConfigError {
         window: u32,
     },
 }
-
-impl fmt::Display for BreakerConfigError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::NeverOpens => f.write_str(
-                "a breaker without `failures`, `failure_rate` and `slow` would never open; set one of them",
-            ),
-            Self::Zero { field } => write!(f, "`{field}` must be positive"),
-            Self::MaxOpenBelowOpen { open_for, max_open_for } => {
-                write!(f, "the longest open time, {max_open_for:?}, is shorter than the first, {open_for:?}")
-            }
-            Self::MinCallsBeyondWindow { min_calls, window } => {
-                write!(f, "`min_calls` is {min_calls}, but the window holds only {window} calls")
-            }
-        }
-    }
-}
-
-impl core::error::Error for BreakerConfigError {}
 
 impl BreakerConfig {
     pub(super) fn validate(&self) -> Result<(), BreakerConfigError> {

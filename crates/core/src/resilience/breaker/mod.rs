@@ -23,9 +23,9 @@ mod config;
 mod probe_slots;
 mod state_word;
 
-use core::fmt;
-
 pub use config::{BreakerConfig, BreakerConfigError, SlowCalls};
+
+use thiserror::Error;
 
 use self::probe_slots::ProbeSlots;
 use self::state_word::{MICROS_PER_MILLI, StateWord};
@@ -95,19 +95,12 @@ impl CallTicket {
 }
 
 /// The breaker rejects calls.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+#[error("the circuit breaker is open")]
 pub struct BreakerOpen {
     /// When the next probe is possible; `None` if that is not known: probes are in flight, or the breaker was forced open.
     pub retry_after: Option<TimeSpan>,
 }
-
-impl fmt::Display for BreakerOpen {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("the circuit breaker is open")
-    }
-}
-
-impl core::error::Error for BreakerOpen {}
 
 /// When a call ended, and how long it took.
 #[derive(Clone, Copy, Debug)]
