@@ -44,7 +44,7 @@ pub use penalties::{LiftListener, Penalties, PenaltyChanges, PenaltyEntry, Viola
 pub use permits::{Permit, PermitGrant, Permits, SharedPermit};
 pub use shared::{RecordExchange, SharedEvent, SharedRecord};
 pub use space_saving::{SpaceSaving, WeightedItem};
-pub use store::{Override, RuleSettings, Store, StoreError, StoredOverride};
+pub use store::{Override, RuleSettings, Store, StoreError, StoredOverride, decide_in_order};
 
 /// The examples of README.md.
 #[cfg(doctest)]

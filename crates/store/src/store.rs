@@ -30,14 +30,16 @@ pub trait Store: Send + Sync {
         None
     }
 
-    /// Decides several requests in order at one `now` and appends their decisions. Faster than single calls. On an error
-    /// nothing is appended.
+    /// Decides several requests in order at one `now` and appends their decisions. On an error nothing is appended or charged.
+    /// Implemented by stores that are faster than with single calls.
     fn decide_batch(
         &self,
         batch: &[&[Check<'_>]],
         now: Timestamp,
         decisions: &mut Vec<Decision>,
-    ) -> impl Future<Output = Result<(), StoreError>> + Send;
+    ) -> impl Future<Output = Result<(), StoreError>> + Send {
+        decide_in_order(self, batch, now, decisions)
+    }
 
     /// Decides like [`decide_batch`](Self::decide_batch), if no decision of the batch needs a wait. `None` if the caller has to
     /// await `decide_batch`; nothing is charged or appended then.
@@ -117,6 +119,28 @@ pub trait Store: Send + Sync {
     ///
     /// A store of one process has no such settings.
     fn apply_settings(&self, _rules: &[RuleSettings]) {}
+}
+
+/// Decides the requests of a batch one after another. An error refunds those before it.
+pub async fn decide_in_order<S: Store + ?Sized>(
+    store: &S,
+    batch: &[&[Check<'_>]],
+    now: Timestamp,
+    decisions: &mut Vec<Decision>,
+) -> Result<(), StoreError> {
+    let first = decisions.len();
+    for checks in batch {
+        match store.decide(checks, now).await {
+            Ok(decision) => decisions.push(decision),
+            Err(error) => {
+                for (checks, decision) in batch.iter().zip(decisions.drain(first..)) {
+                    store.refund(&decision.refunds(checks), now).await?;
+                }
+                return Err(error);
+            }
+        }
+    }
+    Ok(())
 }
 
 /// How a store that several nodes share handles a rule.

@@ -137,21 +137,31 @@ pub(crate) fn start_sharing(
     }
 }
 
+/// Calls a method of the selected store. The futures of the shared store are boxed, so that those of the other are small.
+macro_rules! delegate {
+    ($self:ident.$method:ident($($argument:expr),*)) => {
+        match $self {
+            Self::Memory(store) => store.$method($($argument),*),
+            Self::Redis(shared) => shared.store.$method($($argument),*),
+        }
+    };
+    (async $self:ident.$method:ident($($argument:expr),*)) => {
+        match $self {
+            Self::Memory(store) => store.$method($($argument),*).await,
+            Self::Redis(shared) => Box::pin(shared.store.$method($($argument),*)).await,
+        }
+    };
+}
+
 impl Store for SelectedStore {
     #[inline]
     async fn decide(&self, checks: &[Check<'_>], now: Timestamp) -> Result<Decision, StoreError> {
-        match self {
-            Self::Memory(store) => store.decide(checks, now).await,
-            Self::Redis(shared) => Box::pin(shared.store.decide(checks, now)).await,
-        }
+        delegate!(async self.decide(checks, now))
     }
 
     #[inline]
     fn try_decide(&self, checks: &[Check<'_>], now: Timestamp) -> Option<Result<Decision, StoreError>> {
-        match self {
-            Self::Memory(store) => store.try_decide(checks, now),
-            Self::Redis(shared) => shared.store.try_decide(checks, now),
-        }
+        delegate!(self.try_decide(checks, now))
     }
 
     async fn decide_batch(
@@ -160,10 +170,7 @@ impl Store for SelectedStore {
         now: Timestamp,
         decisions: &mut Vec<Decision>,
     ) -> Result<(), StoreError> {
-        match self {
-            Self::Memory(store) => store.decide_batch(batch, now, decisions).await,
-            Self::Redis(shared) => Box::pin(shared.store.decide_batch(batch, now, decisions)).await,
-        }
+        delegate!(async self.decide_batch(batch, now, decisions))
     }
 
     fn try_decide_batch(
@@ -172,52 +179,31 @@ impl Store for SelectedStore {
         now: Timestamp,
         decisions: &mut Vec<Decision>,
     ) -> Option<Result<(), StoreError>> {
-        match self {
-            Self::Memory(store) => store.try_decide_batch(batch, now, decisions),
-            Self::Redis(shared) => shared.store.try_decide_batch(batch, now, decisions),
-        }
+        delegate!(self.try_decide_batch(batch, now, decisions))
     }
 
     async fn peek(&self, checks: &[Check<'_>], now: Timestamp) -> Result<Decision, StoreError> {
-        match self {
-            Self::Memory(store) => store.peek(checks, now).await,
-            Self::Redis(shared) => Box::pin(shared.store.peek(checks, now)).await,
-        }
+        delegate!(async self.peek(checks, now))
     }
 
     fn try_peek(&self, checks: &[Check<'_>], now: Timestamp) -> Option<Result<Decision, StoreError>> {
-        match self {
-            Self::Memory(store) => store.try_peek(checks, now),
-            Self::Redis(shared) => shared.store.try_peek(checks, now),
-        }
+        delegate!(self.try_peek(checks, now))
     }
 
     async fn refund(&self, refunds: &[Refund<'_>], now: Timestamp) -> Result<bool, StoreError> {
-        match self {
-            Self::Memory(store) => store.refund(refunds, now).await,
-            Self::Redis(shared) => Box::pin(shared.store.refund(refunds, now)).await,
-        }
+        delegate!(async self.refund(refunds, now))
     }
 
     fn try_refund(&self, refunds: &[Refund<'_>], now: Timestamp) -> Option<Result<bool, StoreError>> {
-        match self {
-            Self::Memory(store) => store.try_refund(refunds, now),
-            Self::Redis(shared) => shared.store.try_refund(refunds, now),
-        }
+        delegate!(self.try_refund(refunds, now))
     }
 
     fn charge_time(&self, rule: RuleId, now: Timestamp) -> Timestamp {
-        match self {
-            Self::Memory(store) => store.charge_time(rule, now),
-            Self::Redis(shared) => shared.store.charge_time(rule, now),
-        }
+        delegate!(self.charge_time(rule, now))
     }
 
     async fn reset(&self, key: CounterKey<'_>) -> Result<(), StoreError> {
-        match self {
-            Self::Memory(store) => store.reset(key).await,
-            Self::Redis(shared) => Box::pin(shared.store.reset(key)).await,
-        }
+        delegate!(async self.reset(key))
     }
 
     async fn override_limit(
@@ -226,10 +212,7 @@ impl Store for SelectedStore {
         replacement: Option<Override>,
         now: Timestamp,
     ) -> Result<(), StoreError> {
-        match self {
-            Self::Memory(store) => store.override_limit(key, replacement, now).await,
-            Self::Redis(shared) => Box::pin(shared.store.override_limit(key, replacement, now)).await,
-        }
+        delegate!(async self.override_limit(key, replacement, now))
     }
 
     async fn acquire_permit(
@@ -238,23 +221,14 @@ impl Store for SelectedStore {
         max: u32,
         now: Timestamp,
     ) -> Result<PermitGrant, StoreError> {
-        match self {
-            Self::Memory(store) => store.acquire_permit(key, max, now).await,
-            Self::Redis(shared) => Box::pin(shared.store.acquire_permit(key, max, now)).await,
-        }
+        delegate!(async self.acquire_permit(key, max, now))
     }
 
     fn retain_limits(&self, limits: &[Limit], now: Timestamp) -> Result<RetainedLimits, StoreError> {
-        match self {
-            Self::Memory(store) => store.retain_limits(limits, now),
-            Self::Redis(shared) => shared.store.retain_limits(limits, now),
-        }
+        delegate!(self.retain_limits(limits, now))
     }
 
     fn apply_settings(&self, rules: &[RuleSettings]) {
-        match self {
-            Self::Memory(store) => store.apply_settings(rules),
-            Self::Redis(shared) => shared.store.apply_settings(rules),
-        }
+        delegate!(self.apply_settings(rules));
     }
 }

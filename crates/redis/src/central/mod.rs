@@ -151,24 +151,6 @@ impl CentralStore {
         }
     }
 
-    /// Decides each request of a batch, in order. One that fails does not affect the others.
-    pub(crate) async fn decide_each(
-        &self,
-        batch: &[&[Check<'_>]],
-        now: Timestamp,
-    ) -> Vec<Result<Decision, StoreError>> {
-        if batch.iter().any(|checks| self.needs_attempts(checks)) {
-            // A later decision must not see what an earlier one charges and then takes back.
-            let mut decided = Vec::with_capacity(batch.len());
-            for checks in batch {
-                decided.push(self.decide(checks, now).await);
-            }
-            return decided;
-        }
-        // Polled in order, so that they are sent in order; all that wait at the same moment share a call.
-        join_all(batch.iter().map(|checks| self.decide(checks, now))).await
-    }
-
     /// Sets an override again, in case Redis has lost it.
     pub(crate) async fn restore_override(
         &self,
@@ -269,29 +251,6 @@ impl Store for CentralStore {
         }
         let (at, outcomes) = self.outcomes(Operation::Decide(self.checks(checks)), now).await?;
         Ok(Decision::new(at, checks, outcomes))
-    }
-
-    async fn decide_batch(
-        &self,
-        batch: &[&[Check<'_>]],
-        now: Timestamp,
-        decisions: &mut Vec<Decision>,
-    ) -> Result<(), StoreError> {
-        let decided = self.decide_each(batch, now).await;
-        if let Some(at) = decided.iter().position(Result::is_err) {
-            let charged = batch
-                .iter()
-                .zip(&decided)
-                .filter_map(|(checks, result)| Some((checks, result.as_ref().ok()?)));
-            let refunds: Vec<Refund<'_>> =
-                charged.flat_map(|(checks, decision)| decision.refunds(checks)).collect();
-            if !refunds.is_empty() {
-                let _ = self.start_refund(&refunds, now).await;
-            }
-            return decided.into_iter().nth(at).map_or(Ok(()), |result| result.map(drop));
-        }
-        decisions.extend(decided.into_iter().flatten());
-        Ok(())
     }
 
     async fn peek(&self, checks: &[Check<'_>], now: Timestamp) -> Result<Decision, StoreError> {

@@ -184,27 +184,6 @@ impl Store for FallbackStore {
         Ok(decision)
     }
 
-    async fn decide_batch(
-        &self,
-        batch: &[&[Check<'_>]],
-        now: Timestamp,
-        decisions: &mut Vec<Decision>,
-    ) -> Result<(), StoreError> {
-        let first = decisions.len();
-        for checks in batch {
-            match self.decide(checks, now).await {
-                Ok(decision) => decisions.push(decision),
-                Err(error) => {
-                    for (checks, decision) in batch.iter().zip(decisions.drain(first..)) {
-                        self.refund(&decision.refunds(checks), now).await?;
-                    }
-                    return Err(error);
-                }
-            }
-        }
-        Ok(())
-    }
-
     async fn peek(&self, checks: &[Check<'_>], now: Timestamp) -> Result<Decision, StoreError> {
         let now = self.server_time(now);
         let limits = self.limits(checks, now);

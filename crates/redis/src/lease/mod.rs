@@ -81,7 +81,7 @@ use std::sync::Arc;
 
 use smallvec::SmallVec;
 use tidegate_core::{Check, CounterKey, Decision, Refund, Timestamp, peek};
-use tidegate_store::{Clock, Override, Store, StoreError};
+use tidegate_store::{Clock, Override, Store, StoreError, decide_in_order};
 
 use crate::config::{RedisConfig, TimeSource};
 use crate::invalidation::InvalidationQueue;
@@ -270,20 +270,7 @@ impl Store for LeaseStore {
         for checks in batch {
             self.node.try_decide(checks, now, decide::Effort::Request)?;
         }
-        let mut decided = Vec::with_capacity(batch.len());
-        for checks in batch {
-            match self.decide(checks, now).await {
-                Ok(decision) => decided.push(decision),
-                Err(error) => {
-                    for (checks, decision) in batch.iter().zip(&decided) {
-                        self.refund(&decision.refunds(checks), now).await?;
-                    }
-                    return Err(error);
-                }
-            }
-        }
-        decisions.append(&mut decided);
-        Ok(())
+        decide_in_order(self, batch, now, decisions).await
     }
 
     async fn peek(&self, checks: &[Check<'_>], now: Timestamp) -> Result<Decision, StoreError> {

@@ -2,8 +2,9 @@
 
 use std::sync::Arc;
 
+use futures_util::future::join_all;
 use tidegate_core::{Check, Coordination, Cost, Decision, Limit, OwnedKey, Refund, Timestamp};
-use tidegate_store::StoreError;
+use tidegate_store::{Store, StoreError};
 use tokio::sync::oneshot;
 
 use super::StoreState;
@@ -68,8 +69,10 @@ impl StoreState {
             .filter(|(_, known)| known.is_none())
             .map(|(checks, _)| *checks)
             .collect();
+        // Polled in order, so that they are sent in order; all that wait at the same moment share a call.
+        let results = join_all(unknown.iter().map(|checks| self.central.decide(checks, now))).await;
         let mut decided = Vec::with_capacity(unknown.len());
-        for (checks, result) in unknown.iter().zip(self.central.decide_each(&unknown, now).await) {
+        for (checks, result) in unknown.iter().zip(results) {
             decided.push(match result {
                 Err(error) if is_outage(&error) => Box::pin(self.decide_failed(checks, error, now)).await,
                 result => result.inspect(|decision| self.remember(checks, decision, asked)),

@@ -342,27 +342,6 @@ impl Store for SyncStore {
         self.node.decide_at(checks, times)
     }
 
-    async fn decide_batch(
-        &self,
-        batch: &[&[Check<'_>]],
-        now: Timestamp,
-        decisions: &mut Vec<Decision>,
-    ) -> Result<(), StoreError> {
-        let first = decisions.len();
-        for checks in batch {
-            match self.decide(checks, now).await {
-                Ok(decision) => decisions.push(decision),
-                Err(error) => {
-                    for (checks, decision) in batch.iter().zip(decisions.drain(first..)) {
-                        self.refund(&decision.refunds(checks), now).await?;
-                    }
-                    return Err(error);
-                }
-            }
-        }
-        Ok(())
-    }
-
     async fn peek(&self, checks: &[Check<'_>], now: Timestamp) -> Result<Decision, StoreError> {
         let times = self.node.current_time(now).await?;
         self.node.renew(checks, times, now).await?;

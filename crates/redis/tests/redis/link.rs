@@ -3,12 +3,10 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use tidegate_core::{
-    Algorithm, Check, CounterKey, Decision, Limit, Refund, RuleId, Spec, TimeSpan, Timestamp,
-};
+use tidegate_core::{Algorithm, Check, CounterKey, Limit, RuleId, Spec, TimeSpan, Timestamp};
 use tidegate_redis::{CentralStore, Endpoint, RedisConfig, TimeSource, TlsMaterial};
 use tidegate_store::conformance::Suite;
-use tidegate_store::{Override, Store, StoreError, SystemClock};
+use tidegate_store::{Store, StoreError, SystemClock};
 use tidegate_testkit::certificate::Certificate;
 use tidegate_testkit::process::{RedisCluster, RedisOptions, RedisSentinel, RedisServer};
 use tidegate_testkit::server::{FaultProxy, ProxyMode};
@@ -156,50 +154,7 @@ async fn cluster_conforms() {
     let cluster = RedisCluster::start();
     let store = connect(RedisConfig { time: TimeSource::Caller, ..config(&cluster.url()) }).await;
     assert_eq!(store.link_report().servers, 3);
-    conform(&OneByOne(store)).await;
-}
-
-/// Decides batches one by one: decisions over several slots that run at the same time see each other's charges before they
-/// are taken back.
-struct OneByOne(CentralStore);
-
-impl Store for OneByOne {
-    async fn decide(&self, checks: &[Check<'_>], now: Timestamp) -> Result<Decision, StoreError> {
-        self.0.decide(checks, now).await
-    }
-
-    async fn decide_batch(
-        &self,
-        batch: &[&[Check<'_>]],
-        now: Timestamp,
-        decisions: &mut Vec<Decision>,
-    ) -> Result<(), StoreError> {
-        for checks in batch {
-            decisions.push(self.0.decide(checks, now).await?);
-        }
-        Ok(())
-    }
-
-    async fn peek(&self, checks: &[Check<'_>], now: Timestamp) -> Result<Decision, StoreError> {
-        self.0.peek(checks, now).await
-    }
-
-    async fn refund(&self, refunds: &[Refund<'_>], now: Timestamp) -> Result<bool, StoreError> {
-        self.0.refund(refunds, now).await
-    }
-
-    async fn reset(&self, key: CounterKey<'_>) -> Result<(), StoreError> {
-        self.0.reset(key).await
-    }
-
-    async fn override_limit(
-        &self,
-        key: CounterKey<'_>,
-        replacement: Option<Override>,
-        now: Timestamp,
-    ) -> Result<(), StoreError> {
-        self.0.override_limit(key, replacement, now).await
-    }
+    conform(&store).await;
 }
 
 /// A client of each third of the slots.
