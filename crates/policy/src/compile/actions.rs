@@ -106,10 +106,7 @@ fn unknown_action(node: &YamlNode<'_>, name: &str) -> Finding {
     let names = ActionKind::ALL.map(ActionKind::name);
     let finding = Finding::error(node, format!("unknown action {}", quote(name)));
     let finding = finding.expected(format!("one of {}", names.join(", ")));
-    match nearest(name, names) {
-        Some(near) => finding.hint(format!("did you mean `{near}`?")),
-        None => finding,
-    }
+    finding.did_you_mean(nearest(name, names))
 }
 
 fn degrade<'s>(node: &YamlNode<'s>, context: &mut CompileContext<'s, '_>) -> Option<ExceedAction> {

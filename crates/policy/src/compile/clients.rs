@@ -359,11 +359,8 @@ fn tier_source(
         let found = tiers.iter().position(|tier| *tier == name);
         if found.is_none() {
             let finding = Finding::error(node, format!("unknown tier {}", quote(name)));
-            context.report.push(match nearest(name, tiers.iter().copied()) {
-                Some(near) => finding.hint(format!("did you mean `{near}`?")),
-                None => finding
-                    .hint(format!("add it to `rate_limits.tiers`, with a limit or as `{name}: unlimited`")),
-            });
+            let hint = format!("add it to `rate_limits.tiers`, with a limit or as `{name}: unlimited`");
+            context.report.push(finding.hint(hint).did_you_mean(nearest(name, tiers.iter().copied())));
         }
         found
     });

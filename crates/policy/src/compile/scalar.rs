@@ -260,10 +260,7 @@ pub(crate) fn choice<T: Copy>(
     if found.is_none() {
         let finding = Finding::error(node, format!("unknown {what} {}", quote(text)));
         let finding = finding.expected(format!("one of {}", names.join(", ")));
-        report.push(match nearest(text, names.iter().copied()) {
-            Some(near) => finding.hint(format!("did you mean `{near}`?")),
-            None => finding,
-        });
+        report.push(finding.did_you_mean(nearest(text, names.iter().copied())));
     }
     found
 }
@@ -327,9 +324,6 @@ pub(super) fn method<'n>(
     }
     let finding = Finding::error(node, format!("unknown method {}", quote(text)));
     let finding = finding.expected(format!("one of {}, or another in upper case", STANDARD.join(", ")));
-    report.push(match near {
-        Some(near) => finding.hint(format!("did you mean `{near}`?")),
-        None => finding.hint("write the method in upper case"),
-    });
+    report.push(finding.hint("write the method in upper case").did_you_mean(near));
     None
 }

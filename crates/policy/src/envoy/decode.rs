@@ -335,10 +335,7 @@ fn unit(node: &YamlNode<'_>, report: &mut ProblemReport<'_>) -> Option<RateUnit>
     if found.is_none() {
         let finding = Finding::error(node, format!("unknown unit {}", quote(text)));
         let finding = finding.expected(format!("one of {}", RateUnit::NAMES.join(", ")));
-        report.push(match nearest(text, RateUnit::NAMES.iter().copied()) {
-            Some(near) => finding.hint(format!("did you mean `{near}`?")),
-            None => finding,
-        });
+        report.push(finding.did_you_mean(nearest(text, RateUnit::NAMES.iter().copied())));
     }
     found
 }

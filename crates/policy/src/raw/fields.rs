@@ -38,13 +38,12 @@ impl<'n, 's> Fields<'n, 's> {
                 report.push(finding.hint(format!("write it as two keys: `{keys}`")));
                 continue;
             }
-            report.push(match nearest(&entry.key.text, known) {
-                Some(near) => finding.hint(format!("did you mean `{near}`?")),
-                None if entry.key.text == "<<" => {
-                    finding.hint("merge keys are not supported; write the keys out")
-                }
-                None => finding.hint(format!("remove it; {} has no such key", mapping.name)),
-            });
+            let finding = if entry.key.text == "<<" {
+                finding.hint("merge keys are not supported; write the keys out")
+            } else {
+                finding.hint(format!("remove it; {} has no such key", mapping.name))
+            };
+            report.push(finding.did_you_mean(nearest(&entry.key.text, known)));
         }
         Some(Self { node, mapping })
     }

@@ -71,6 +71,14 @@ impl Finding {
         self
     }
 
+    /// Suggests a name that was probably meant, if there is one. Otherwise an earlier hint stays.
+    pub(crate) fn did_you_mean(self, name: Option<&str>) -> Self {
+        match name {
+            Some(name) => self.hint(format!("did you mean `{name}`?")),
+            None => self,
+        }
+    }
+
     /// Sets how to fix it.
     pub(crate) fn hint(mut self, hint: impl Into<String>) -> Self {
         self.hint = Some(hint.into());

@@ -115,10 +115,9 @@ fn unknown_cause(item: &YamlNode<'_>, text: &str) -> Finding {
         return finding.hint("remove it");
     }
     let finding = Finding::error(item, format!("unknown failure {}", quote(text)));
-    match nearest(text, RETRY_CAUSES.iter().copied()) {
-        Some(near) => finding.hint(format!("did you mean `{near}`?")),
-        None => finding.hint("for example `[connect, reset, 503]`"),
-    }
+    finding
+        .hint("for example `[connect, reset, 503]`")
+        .did_you_mean(nearest(text, RETRY_CAUSES.iter().copied()))
 }
 
 fn warn_of_no_time(item: &YamlNode<'_>, timeouts: &TimeoutsPlan, report: &mut ProblemReport<'_>) {
