@@ -1,14 +1,14 @@
 //! The state of one worker thread.
 
 use std::cell::{Cell, RefCell};
-use std::ops::{Deref, DerefMut};
+use std::ops::Deref;
 use std::rc::Rc;
 use std::sync::Arc;
 
 use arc_swap::{ArcSwap, Cache};
 use tidegate_headers::HeaderValueCache;
 use tidegate_limiter::Limiter;
-use tidegate_policy::Scratch;
+use tidegate_policy::{PooledScratch, ScratchPool};
 use tidegate_store::Store;
 use tidegate_telemetry::{Log, Protocol, Recorder, Telemetry};
 use tokio::sync::watch;
@@ -44,7 +44,7 @@ pub(crate) struct Worker<S> {
     pub(crate) watchdog: Rc<Watchdog>,
     pub(crate) timeouts: Rc<TimeoutWheel>,
     pub(crate) limits: ResourceLimits,
-    scratches: RefCell<Vec<Scratch>>,
+    scratches: ScratchPool,
     pub(crate) header_values: RefCell<HeaderValueCache>,
     waiting: Cell<usize>,
     is_stopping: Cell<bool>,
@@ -87,7 +87,7 @@ impl<S: Store + 'static> Worker<S> {
             watchdog: Rc::new(Watchdog::new(&limits)),
             timeouts: Rc::default(),
             limits,
-            scratches: RefCell::default(),
+            scratches: ScratchPool::default(),
             header_values: RefCell::default(),
             waiting: Cell::new(0),
             is_stopping: Cell::new(false),
@@ -130,8 +130,7 @@ impl<S: Store + 'static> Worker<S> {
 
     /// Takes a scratch from the pool.
     pub(crate) fn scratch(&self) -> PooledScratch<'_> {
-        let scratch = self.scratches.borrow_mut().pop().unwrap_or_default();
-        PooledScratch { pool: &self.scratches, scratch }
+        self.scratches.take()
     }
 
     /// A slot for a delayed request; `None` if all are taken.
@@ -141,33 +140,6 @@ impl<S: Store + 'static> Worker<S> {
             self.waiting.set(waiting + 1);
             QueueSlot(Rc::clone(self))
         })
-    }
-}
-
-/// A scratch of this worker, returned to the pool when it is dropped.
-#[derive(Debug)]
-pub(crate) struct PooledScratch<'c> {
-    pool: &'c RefCell<Vec<Scratch>>,
-    scratch: Scratch,
-}
-
-impl Deref for PooledScratch<'_> {
-    type Target = Scratch;
-
-    fn deref(&self) -> &Scratch {
-        &self.scratch
-    }
-}
-
-impl DerefMut for PooledScratch<'_> {
-    fn deref_mut(&mut self) -> &mut Scratch {
-        &mut self.scratch
-    }
-}
-
-impl Drop for PooledScratch<'_> {
-    fn drop(&mut self) {
-        self.pool.borrow_mut().push(std::mem::take(&mut self.scratch));
     }
 }
 

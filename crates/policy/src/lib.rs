@@ -70,7 +70,7 @@ pub use identity::{
 pub use language::{reference, schema};
 pub use matcher::{
     ActivePolicy, Admission, AppliedRules, BanSource, ChargedCheck, CheckResult, ConcurrencyCheck, Exclusion,
-    Exemption, MatchedRequest, Matcher, RuntimeData, Scratch, Settlement,
+    Exemption, MatchedRequest, Matcher, PooledScratch, RuntimeData, Scratch, ScratchPool, Settlement,
 };
 pub use path::{PathError, normalize};
 pub use plan::{

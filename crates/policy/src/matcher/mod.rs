@@ -11,6 +11,7 @@ mod exclusion;
 mod index;
 mod matched;
 mod named_counter;
+mod scratch_pool;
 mod tables;
 mod target;
 
@@ -27,6 +28,7 @@ pub use matched::{
     Admission, AppliedRules, BanSource, ChargedCheck, CheckResult, ConcurrencyCheck, Exemption,
     MatchedRequest, RuntimeData, Scratch, Settlement,
 };
+pub use scratch_pool::{PooledScratch, ScratchPool};
 use tables::PathTables;
 pub(crate) use target::Target;
 

@@ -1,11 +1,10 @@
 //! What the HTTP connections of a worker share.
 
 use std::cell::{Cell, RefCell};
-use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
 
 use tidegate_headers::HeaderValueCache;
-use tidegate_policy::Scratch;
+use tidegate_policy::{PooledScratch, ScratchPool};
 use tidegate_store::{Clock, to_system_time};
 
 use crate::connection_events::AnswerDeferral;
@@ -13,8 +12,6 @@ use crate::reservations::ReservationTable;
 
 /// The most requests that a worker delays at once.
 const MAX_DELAYED: usize = 1_000;
-/// The most buffers that are kept: only decisions that wait for a store need several at once.
-const MAX_SCRATCHES: usize = 16;
 /// The most buffers of connections that are kept. Unless the store is remote, one is enough.
 const MAX_BUFFERS: usize = 4;
 /// The most bytes that are read at once.
@@ -25,7 +22,7 @@ const READ_LENGTH: usize = 16 << 10;
 pub(crate) struct HttpState {
     pub(super) header_values: RefCell<HeaderValueCache>,
     pub(super) reservations: Arc<ReservationTable>,
-    scratches: RefCell<Vec<Scratch>>,
+    scratches: ScratchPool,
     delayed: Cell<usize>,
     buffers: RefCell<Vec<ConnectionBuffers>>,
     date: RefCell<CachedDate>,
@@ -51,7 +48,7 @@ impl HttpState {
         Self {
             header_values: RefCell::default(),
             reservations,
-            scratches: RefCell::default(),
+            scratches: ScratchPool::default(),
             delayed: Cell::new(0),
             buffers: RefCell::default(),
             date: RefCell::default(),
@@ -87,9 +84,8 @@ impl HttpState {
     }
 
     /// Takes the buffers for a decision from the pool.
-    pub(super) fn scratch(&self) -> SharedScratch<'_> {
-        let scratch = self.scratches.borrow_mut().pop().unwrap_or_default();
-        SharedScratch { pool: &self.scratches, scratch }
+    pub(super) fn scratch(&self) -> PooledScratch<'_> {
+        self.scratches.take()
     }
 
     /// A slot for a delayed request; `None` if all are taken.
@@ -99,36 +95,6 @@ impl HttpState {
             self.delayed.set(delayed + 1);
             DelaySlot(&self.delayed)
         })
-    }
-}
-
-/// Buffers for a decision, returned to the pool on drop.
-#[derive(Debug)]
-pub(super) struct SharedScratch<'s> {
-    pool: &'s RefCell<Vec<Scratch>>,
-    scratch: Scratch,
-}
-
-impl Deref for SharedScratch<'_> {
-    type Target = Scratch;
-
-    fn deref(&self) -> &Scratch {
-        &self.scratch
-    }
-}
-
-impl DerefMut for SharedScratch<'_> {
-    fn deref_mut(&mut self) -> &mut Scratch {
-        &mut self.scratch
-    }
-}
-
-impl Drop for SharedScratch<'_> {
-    fn drop(&mut self) {
-        let mut pool = self.pool.borrow_mut();
-        if pool.len() < MAX_SCRATCHES {
-            pool.push(std::mem::take(&mut self.scratch));
-        }
     }
 }
 
@@ -148,14 +114,6 @@ mod tests {
     use tidegate_store::ManualClock;
 
     use super::*;
-
-    #[test]
-    fn scratches_of_many_decisions_at_once_are_not_all_kept() {
-        let state = HttpState::new(Arc::default());
-        let scratches: Vec<_> = (0..100).map(|_| state.scratch()).collect();
-        drop(scratches);
-        assert_eq!(state.scratches.borrow().len(), MAX_SCRATCHES);
-    }
 
     #[test]
     fn date_changes_with_the_second() {
