@@ -8,6 +8,7 @@ use std::net::IpAddr;
 
 use http::header::{AUTHORIZATION, HOST, ORIGIN};
 use http::{HeaderMap, HeaderValue, Method, StatusCode};
+use tidegate_listener::bearer;
 use tidegate_policy::split_port;
 
 use crate::proof::{self, ConnectionAddresses, PROOF_PATH};
@@ -69,11 +70,6 @@ impl Auth {
             token => Err(ApiError::unauthorized(token.is_some())),
         }
     }
-}
-
-fn bearer(value: &[u8]) -> Option<&[u8]> {
-    let (scheme, token) = value.split_at_checked(7)?;
-    scheme.eq_ignore_ascii_case(b"bearer ").then(|| token.trim_ascii())
 }
 
 /// Whether the `Host` is an IP address or `localhost`. With DNS rebinding it is a name of the attacker.

@@ -9,6 +9,7 @@
 
 #![forbid(unsafe_code)]
 
+mod bearer;
 mod certificate;
 mod chunks;
 mod client_auth;
@@ -18,6 +19,7 @@ mod head_lines;
 mod listener;
 mod request_framing;
 
+pub use bearer::bearer;
 pub use certificate::{CertificateResolver, ServerCertificate, ServerCertificateError};
 pub use chunks::{ChunkError, ChunkScanner};
 pub use client_auth::{ClientAuthority, ClientAuthorityError};

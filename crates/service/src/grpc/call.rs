@@ -15,6 +15,7 @@ use http::header::{AUTHORIZATION, CONTENT_TYPE, HeaderName, HeaderValue};
 use http::request::Parts;
 use http::{HeaderMap, Method, Request, Response, StatusCode, Uri};
 use prost::Message;
+use tidegate_listener::bearer;
 use tidegate_store::Store;
 use tidegate_telemetry::{Protocol, RequestSummary};
 use tidegate_tower::deadline::Deadline;
@@ -191,8 +192,7 @@ fn authorize<S: Store + 'static>(worker: &ServiceWorker<S>, headers: &HeaderMap)
 fn bearer_token(headers: &HeaderMap) -> Option<&[u8]> {
     let mut values = headers.get_all(AUTHORIZATION).iter();
     let value = values.next().filter(|_| values.next().is_none())?;
-    let (scheme, token) = value.as_bytes().trim_ascii().split_at_checked(b"bearer ".len())?;
-    scheme.eq_ignore_ascii_case(b"bearer ").then_some(token.trim_ascii())
+    bearer(value.as_bytes())
 }
 
 /// The only message of a call, within [`BODY_TIMEOUT`]. Calls `before_wait` if it has not arrived yet.

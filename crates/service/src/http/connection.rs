@@ -22,10 +22,11 @@ use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt};
 use tokio::sync::watch;
 use tokio::task::unconstrained;
 use tokio::time::{MissedTickBehavior, interval, timeout};
+use tokio_util::io::InspectReader;
 
 use super::dispatch::{MAX_BATCH_BODY, dispatch};
 use super::error::HttpError;
-use super::idle_timeout::{ConnectionCounts, CountedIo, IdleTimeout, TICK};
+use super::idle_timeout::{ConnectionCounts, IdleTimeout, TICK};
 use super::plain_connection::{PlainConnection, PlainRest};
 use super::request::{EndpointBody, EndpointRequest, RequestHeaders};
 use super::response::HttpResponse;
@@ -77,7 +78,10 @@ async fn serve_any<S, IO>(
 {
     let (counts, next_body) = (Rc::new(ConnectionCounts::default()), NextBody::default());
     let io = FramedIo::new(FairIo::new(io), rest.bytes, &next_body, MAX_BATCH_BODY as u64);
-    let io = TokioIo::new(CountedIo::new(io, &counts));
+    let io = TokioIo::new(InspectReader::new(io, {
+        let counts = Rc::clone(&counts);
+        move |bytes: &[u8]| counts.count_read(bytes)
+    }));
     let (worker, counted) = (&worker, &counts);
     let service = {
         let (worker, counts) = (Rc::clone(worker), Rc::clone(counted));

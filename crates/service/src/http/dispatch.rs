@@ -6,6 +6,7 @@ use std::rc::Rc;
 use http::{HeaderValue, Method, StatusCode, Version};
 use serde::Deserialize;
 use tidegate_headers::{BodyStyle, REQUEST_ID, random_request_id};
+use tidegate_listener::bearer;
 use tidegate_store::Store;
 use tidegate_telemetry::{Protocol, RequestRecord, RequestSummary};
 
@@ -220,9 +221,7 @@ fn check_token<S: Store + 'static>(
     let (given, header) = if endpoint == ServiceEndpoint::Authorize {
         (headers.single(original::TOKEN), "X-Tidegate-Token")
     } else {
-        let bearer = |value: &'_ [u8]| value.len() > 7 && value[..7].eq_ignore_ascii_case(b"bearer ");
-        let given = headers.single("authorization").filter(|value| bearer(value));
-        (given.map(|value| value[7..].trim_ascii()), "Authorization: Bearer TOKEN")
+        (headers.single("authorization").and_then(bearer), "Authorization: Bearer TOKEN")
     };
     let is_authorized = auth::is_authorized(service, Protocol::Http, given);
     if is_authorized { Ok(()) } else { Err(HttpError::Token { header }) }

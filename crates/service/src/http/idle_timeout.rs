@@ -3,13 +3,8 @@
 //! Requests read no clock for this: the connection counts what it does, and a timer compares the counts.
 
 use std::cell::Cell;
-use std::io;
-use std::pin::Pin;
 use std::rc::Rc;
-use std::task::{Context, Poll};
 use std::time::Duration;
-
-use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 /// How often the counts are compared.
 pub(super) const TICK: Duration = Duration::from_millis(2_500);
@@ -41,7 +36,7 @@ impl ConnectionCounts {
     }
 
     /// Counts a read of `bytes`.
-    fn count_read(&self, bytes: &[u8]) {
+    pub(super) fn count_read(&self, bytes: &[u8]) {
         // Before the first request only its preface shows that a connection is HTTP/2. It arrives in the first read, which is as
         // long as the preface; in a preface of several reads the rest looks like a slow head.
         if self.requests.get() == 0 && self.head_reads.get() == 0 && bytes.starts_with(HTTP2_PREFACE) {
@@ -86,60 +81,6 @@ impl IdleTimeout {
             self.head_ticks += 1;
         }
         self.head_ticks > HEAD_TICKS || self.ticks > IDLE_TICKS
-    }
-}
-
-/// A byte stream whose reads are counted.
-#[derive(Debug)]
-pub(super) struct CountedIo<IO> {
-    io: IO,
-    counts: Rc<ConnectionCounts>,
-}
-
-impl<IO> CountedIo<IO> {
-    pub(super) fn new(io: IO, counts: &Rc<ConnectionCounts>) -> Self {
-        Self { io, counts: Rc::clone(counts) }
-    }
-}
-
-impl<IO: AsyncRead + Unpin> AsyncRead for CountedIo<IO> {
-    fn poll_read(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        buffer: &mut ReadBuf<'_>,
-    ) -> Poll<io::Result<()>> {
-        let filled = buffer.filled().len();
-        let read = Pin::new(&mut self.io).poll_read(cx, buffer);
-        if read.is_ready() {
-            self.counts.count_read(buffer.filled().get(filled..).unwrap_or_default());
-        }
-        read
-    }
-}
-
-impl<IO: AsyncWrite + Unpin> AsyncWrite for CountedIo<IO> {
-    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.io).poll_write(cx, bytes)
-    }
-
-    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.io).poll_flush(cx)
-    }
-
-    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.io).poll_shutdown(cx)
-    }
-
-    fn poll_write_vectored(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        slices: &[io::IoSlice<'_>],
-    ) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.io).poll_write_vectored(cx, slices)
-    }
-
-    fn is_write_vectored(&self) -> bool {
-        self.io.is_write_vectored()
     }
 }
 
