@@ -103,7 +103,8 @@ impl Limit {
         &self,
         state: &mut CounterState,
         delta: &mut CounterDelta,
-        (charged, now): (Timestamp, Timestamp),
+        charged: Timestamp,
+        now: Timestamp,
         cost: Cost,
     ) -> bool {
         let mut contains = false;
@@ -187,7 +188,7 @@ impl Limit {
                     CounterState::SlidingCounter(held) => *held,
                     _ => TwoWindows::default(),
                 };
-                let merged = merged_windows(held, (*window, *previous, *current), limit.max_count());
+                let merged = merged_windows(held, *window, *previous, *current, limit.max_count());
                 *state = CounterState::SlidingCounter(merged);
             }
             _ => {}
@@ -294,7 +295,7 @@ fn windows_at(now: Timestamp, length: TimeSpan, current: i64) -> CounterDelta {
     CounterDelta::Windows { window, previous: 0, current }
 }
 
-fn merged_windows(held: TwoWindows, (window, previous, current): (u64, i64, i64), max: u64) -> TwoWindows {
+fn merged_windows(held: TwoWindows, window: u64, previous: i64, current: i64, max: u64) -> TwoWindows {
     let merged = |count: u64, units: i64| merged_count(count, units, max);
     match (window.checked_sub(held.window), held.window.checked_sub(window)) {
         (Some(0), _) => TwoWindows {

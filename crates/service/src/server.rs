@@ -101,7 +101,7 @@ impl<S: Store + 'static> Service<S> {
     pub async fn decide_rls(&self, message: &[u8]) -> Option<Vec<u8>> {
         let (limiter, telemetry) = (Arc::clone(&self.limiter), self.telemetry.clone());
         let http = HttpState::new(Arc::clone(&self.reservations));
-        let worker = ServiceWorker::new(limiter, telemetry, (http, Arc::clone(&self.envoy)));
+        let worker = ServiceWorker::new(limiter, telemetry, http, Arc::clone(&self.envoy));
         grpc::decide_encoded(&worker, message).await
     }
 
@@ -162,8 +162,8 @@ impl<S: Store + 'static> Service<S> {
                 };
                 // A closed channel means that the start failed elsewhere; `stop` ends this worker then.
                 let _ = starting.send(Ok(()));
-                let shared = (HttpState::new(reservations), envoy);
-                let worker = ServiceWorker::new(limiter, telemetry, shared).requiring(tokens);
+                let http = HttpState::new(reservations);
+                let worker = ServiceWorker::new(limiter, telemetry, http, envoy).requiring(tokens);
                 run(Rc::new(worker), acceptors, stop, drain).await;
             });
         });

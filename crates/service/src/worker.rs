@@ -44,7 +44,8 @@ impl<S: Store + 'static> ServiceWorker<S> {
     pub(crate) fn new(
         limiter: Arc<Limiter<S>>,
         telemetry: Telemetry,
-        (http, envoy): (HttpState, Arc<EnvoyHandle>),
+        http: HttpState,
+        envoy: Arc<EnvoyHandle>,
     ) -> Self {
         let recorder = |protocol| telemetry.recorder(protocol, Arc::clone(limiter.clock()));
         let recorders = [recorder(Protocol::Http), recorder(Protocol::Grpc), recorder(Protocol::Resp)];

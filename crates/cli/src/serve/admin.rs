@@ -144,7 +144,7 @@ impl Backend for AdminBackend {
         server: Option<&str>,
         action: BreakerAction,
     ) -> Result<(), BreakerError> {
-        upstreams::change_breaker(&self.gateway, (upstream, server), action)
+        upstreams::change_breaker(&self.gateway, upstream, server, action)
     }
 
     fn is_ready(&self) -> bool {

@@ -255,8 +255,8 @@ impl Activation<'_> {
         self.logging.apply(&new);
         changes.extend(certificates.replace(listeners));
         let count = changes.len();
-        let started = (certificates.service_at_start(), certificates.needs_restart(&new));
-        changes.extend(restart_notes(started, old, &new));
+        let (service, moves_gateway) = (certificates.service_at_start(), certificates.needs_restart(&new));
+        changes.extend(restart_notes(service, moves_gateway, old, &new));
         let plural = if count == 1 { "" } else { "s" };
         tracing::info!(
             event = "reloaded",

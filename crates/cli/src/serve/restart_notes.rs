@@ -10,7 +10,8 @@ fn by_key(plan: &ServicePlan) -> [(&'static str, Option<&ServiceListenerPlan>); 
 /// What a change of the policy `old` to `new` changes only after a restart, given the decision service at the start, and whether
 /// the addresses of `listen` differ from those at the start.
 pub(super) fn restart_notes(
-    (service, moves_gateway): (&ServicePlan, bool),
+    service: &ServicePlan,
+    moves_gateway: bool,
     old: &Plan,
     new: &Plan,
 ) -> Vec<String> {
@@ -86,7 +87,7 @@ mod tests {
 
     fn notes(policies: [&str; 3]) -> Vec<String> {
         let [started, old, new] = policies.map(plan);
-        restart_notes((&started.service, false), &old, &new)
+        restart_notes(&started.service, false, &old, &new)
     }
 
     const HTTP: &str = "{ http: '127.0.0.1:1' }";

@@ -42,7 +42,8 @@ pub(super) fn routes(gateway: &Gateway<SelectedStore>) -> Vec<Value> {
 
 pub(super) fn change_breaker(
     gateway: &Gateway<SelectedStore>,
-    (upstream, server): (&str, Option<&str>),
+    upstream: &str,
+    server: Option<&str>,
     action: BreakerAction,
 ) -> Result<(), BreakerError> {
     let command = match action {

@@ -28,7 +28,7 @@ proptest! {
                     delta = CounterDelta::Empty;
                 }
                 (1, Some((at, cost))) => {
-                    limit.refund_with_delta(&mut own, &mut delta, (at, now), cost);
+                    limit.refund_with_delta(&mut own, &mut delta, at, now, cost);
                 }
                 _ if limit.evaluate(&own, now, cost).verdict.is_pass() && cost > Cost::ZERO => {
                     limit.charge_with_delta(&mut own, &mut delta, now, cost);

@@ -206,7 +206,8 @@ fn defer<'s>(node: &YamlNode<'s>, context: &mut CompileContext<'s, '_>) -> Optio
 pub(super) fn check<'s>(
     fields: &Fields<'_, 's>,
     action: &ExceedAction,
-    (algorithm, sharing): (Algorithm, Option<RuleSharing>),
+    algorithm: Algorithm,
+    sharing: Option<RuleSharing>,
     context: &mut CompileContext<'s, '_>,
 ) -> Option<()> {
     let node = fields.get("on_exceed")?;

@@ -26,7 +26,8 @@ impl AllListeners<'_> {
 
 /// Reports every listener whose address another one has too.
 pub(super) fn check<'s>(
-    (root, fields): (&YamlNode<'s>, &Fields<'_, 's>),
+    root: &YamlNode<'s>,
+    fields: &Fields<'_, 's>,
     AllListeners { gateway, admin, service }: AllListeners<'_>,
     report: &mut ProblemReport<'s>,
 ) {

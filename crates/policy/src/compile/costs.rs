@@ -50,7 +50,8 @@ pub(super) fn charge<'s>(
 pub(super) fn check<'s>(
     fields: &Fields<'_, 's>,
     rule: &Rule,
-    (cost, charge): (Option<&RuleCost>, Option<&ChargeBasis>),
+    cost: Option<&RuleCost>,
+    charge: Option<&ChargeBasis>,
     context: &mut CompileContext<'s, '_>,
 ) {
     if let (Some(RuleCost::Constant(cost)), Some(node)) = (cost, fields.get("cost"))

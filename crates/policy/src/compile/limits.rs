@@ -191,7 +191,7 @@ pub(super) fn rule<'s>(
     let rejection = rejections::rejection(fields, context);
     let (limit, spec) = limit?;
     let (on_exceed, rejection) = (on_exceed?, rejection?);
-    actions::check(fields, &on_exceed, (limit.algorithm(), sharing), context);
+    actions::check(fields, &on_exceed, limit.algorithm(), sharing, context);
     let limit = context.store.as_ref().map_or(limit, |store| store.part_of(limit, sharing));
     let (id, mode, penalty, is_reported) = (id?, mode?, penalty?, is_reported?);
     context.targets.rules.insert(id, NodeRef::from(node));

@@ -272,7 +272,7 @@ fn decode<'s>(
     context: &mut CompileContext<'s, '_>,
 ) -> Option<Plan> {
     let fields = Fields::open(root, &POLICY, &mut context.report)?;
-    let service = service::service((root, fields.get("service")), options.service, context);
+    let service = service::service(root, fields.get("service"), options.service, context);
     let admin = admin::admin(fields.get("admin"), &mut context.report);
     let mut upstreams =
         fields.get("upstreams").map(|node| routing::upstreams(node, context)).unwrap_or_default();
@@ -280,7 +280,7 @@ fn decode<'s>(
     context.upstreams = upstreams.iter().map(|upstream| upstream.name.clone()).collect();
     // Routes inherit these, so decode them first.
     let http = http::options(fields.get("http"), HttpOptions::default(), &mut context.report);
-    let mut routes = routing::routes(fields.get("routes"), (&upstreams, http), context);
+    let mut routes = routing::routes(fields.get("routes"), &upstreams, http, context);
     context.has_routes = options.routing.is_some() || fields.get("routes").is_some();
     if let Some(routing) = options.routing {
         report_other_routing(&fields, &mut context.report);
@@ -294,7 +294,7 @@ fn decode<'s>(
         node => routing::listen(node, context),
     };
     let all = AllListeners { gateway: &listen, admin: admin.as_ref(), service: &service };
-    addresses::check((root, &fields), all.without_gateway_if(options.has_listeners), &mut context.report);
+    addresses::check(root, &fields, all.without_gateway_if(options.has_listeners), &mut context.report);
     context.path_case = plan::loosest_path_case(http, &routes);
     // `clients` refers to tiers and rules refer to identities, so collect the tier names first.
     let tiers = limits::tier_names(fields.get("rate_limits"));

@@ -228,7 +228,8 @@ struct UpstreamNames<'a> {
 
 pub(super) fn routes<'s>(
     node: Option<&YamlNode<'s>>,
-    (upstreams, http): (&[UpstreamPlan], HttpOptions),
+    upstreams: &[UpstreamPlan],
+    http: HttpOptions,
     context: &mut CompileContext<'s, '_>,
 ) -> Vec<Route> {
     let Some(node) = node else { return Vec::new() };
@@ -238,7 +239,7 @@ pub(super) fn routes<'s>(
     let mut seen: HashMap<(HostPattern, EndpointPattern), u32> = HashMap::new();
     let mut routes = Vec::new();
     for item in scalar::list(node, "routes", &mut context.report) {
-        let Some(route) = route(item, (&known, http), &mut context.report) else { continue };
+        let Some(route) = route(item, &known, http, &mut context.report) else { continue };
         let line = item.position.line;
         if let Some(first) = seen.insert((route.host.clone(), route.path.clone()), line) {
             let finding = Finding::error(item, "an earlier route matches the same requests");
@@ -252,7 +253,8 @@ pub(super) fn routes<'s>(
 
 fn route<'s>(
     item: &YamlNode<'s>,
-    (upstreams, inherited): (&UpstreamNames<'_>, HttpOptions),
+    upstreams: &UpstreamNames<'_>,
+    inherited: HttpOptions,
     report: &mut ProblemReport<'s>,
 ) -> Option<Route> {
     let fields = Fields::open(item, &ROUTE, report)?;

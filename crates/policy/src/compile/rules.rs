@@ -138,7 +138,7 @@ fn custom<'s>(
     let charge = costs::charge(fields, context);
     let mut rule = limits::rule(item, fields, scope.name_or_placeholder(item), context)?;
     let RuleScope { name, matches, count, body_user } = scope;
-    costs::check(fields, &rule, (cost.as_ref(), charge.as_ref()), context);
+    costs::check(fields, &rule, cost.as_ref(), charge.as_ref(), context);
     if let (Some(CounterScope::Everybody), Some(node)) = (&count, fields.get("penalty")) {
         let finding = Finding::error(
             node,
@@ -245,7 +245,7 @@ fn when(node: &YamlNode<'_>, context: &mut CompileContext<'_, '_>) -> Option<Rul
         Ok(expression) => Some(RuleCondition { source: source.to_owned(), expression: Arc::new(expression) }),
         Err(error) => {
             let position =
-                error.position().and_then(|at| context.report.within(node, source, (at.line, at.column)));
+                error.position().and_then(|at| context.report.within(node, source, at.line, at.column));
             let finding =
                 Finding::error(node, first_and_last_line(&error.what())).expected("a CEL expression");
             context.report.push(finding.at(position).hint(error.hint()));

@@ -21,7 +21,8 @@ pub struct ServiceAddresses<'o> {
 }
 
 pub(super) fn service<'s>(
-    (root, node): (&YamlNode<'s>, Option<&YamlNode<'s>>),
+    root: &YamlNode<'s>,
+    node: Option<&YamlNode<'s>>,
     addresses: ServiceAddresses<'_>,
     context: &mut CompileContext<'s, '_>,
 ) -> ServicePlan {

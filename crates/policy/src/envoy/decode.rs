@@ -43,7 +43,8 @@ pub(super) fn compile(files: &[EnvoyFile]) -> Result<EnvoyLimits, Problems> {
 pub(super) fn rate(
     algorithm: Algorithm,
     requests_per_unit: u32,
-    (unit, multiplier): (RateUnit, u32),
+    unit: RateUnit,
+    multiplier: u32,
 ) -> Result<EnvoyRate, LimitError> {
     let seconds = unit.span().as_secs_ceil().saturating_mul(u64::from(multiplier));
     let window = TimeSpan::from_secs(seconds);
@@ -315,7 +316,7 @@ fn decode_rate<'s>(
         }
         None => Some(Algorithm::FixedWindow),
     };
-    let rate = rate(algorithm?, requests?, (unit?, multiplier?));
+    let rate = rate(algorithm?, requests?, unit?, multiplier?);
     rate.map_err(|_| {
         let at = fields.get("requests_per_unit").unwrap_or(node);
         let finding = Finding::error(at, "this many requests per window cannot be counted exactly");

@@ -131,6 +131,6 @@ impl fmt::Display for EnvoyRate {
 impl EnvoyRate {
     /// `requests_per_unit` per `unit` as the reference server counts them: in windows that are aligned to the clock.
     pub fn fixed_window(requests_per_unit: u32, unit: RateUnit) -> Result<Self, LimitError> {
-        decode::rate(Algorithm::FixedWindow, requests_per_unit, (unit, 1))
+        decode::rate(Algorithm::FixedWindow, requests_per_unit, unit, 1)
     }
 }

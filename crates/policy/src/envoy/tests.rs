@@ -231,7 +231,7 @@ descriptors:
 #[test]
 fn leaky_bucket_admits_a_hit_exactly_if_its_units_are_left() {
     use tidegate_core::{Cost, CounterState, Timestamp};
-    let rate = decode::rate(Algorithm::LeakyBucket, 5, (RateUnit::Minute, 1)).unwrap();
+    let rate = decode::rate(Algorithm::LeakyBucket, 5, RateUnit::Minute, 1).unwrap();
     let (limit, _) = rate.limit.unwrap();
     let now = Timestamp::from_secs(1_700_000_000);
     for charged in 0..=5 {

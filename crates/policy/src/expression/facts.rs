@@ -37,7 +37,8 @@ impl RequestVariable {
 
     fn value<'a>(
         self,
-        (facts, identity): (Facts<'a>, &'a Identity<'_>),
+        facts: Facts<'a>,
+        identity: &'a Identity<'_>,
         tier: Option<&'a str>,
     ) -> Option<CelString<'a>> {
         Some(match self {
@@ -71,14 +72,15 @@ pub(super) struct RequestBindings<'a> {
 impl<'a> RequestBindings<'a> {
     pub(super) fn new(
         variables: &[RequestVariable],
-        request: (Facts<'a>, &'a Identity<'_>),
+        facts: Facts<'a>,
+        identity: &'a Identity<'_>,
         tier: Option<&'a str>,
     ) -> Self {
         let mut values = <[Option<CelString<'a>>; RequestVariable::ALL.len()]>::default();
         for &variable in variables {
-            values[variable as usize] = variable.value(request, tier);
+            values[variable as usize] = variable.value(facts, identity, tier);
         }
-        Self { values, headers: HeaderLookup(Some(request.0.headers)) }
+        Self { values, headers: HeaderLookup(Some(facts.headers)) }
     }
 
     /// A request with empty values.

@@ -304,7 +304,7 @@ impl Expression {
         identity: &Identity<'_>,
         tier: Option<&str>,
     ) -> Result<bool, EvaluationError> {
-        let bindings = RequestBindings::new(&self.variables, (reading, identity), tier);
+        let bindings = RequestBindings::new(&self.variables, reading, identity, tier);
         let verdict = self.run(&bindings, |result| match result.downcast_ref::<CelBool>() {
             Some(verdict) => Ok(*verdict.inner()),
             None => Err(format!("the result is {}, expected a boolean", result.get_type().name())),

@@ -62,14 +62,14 @@ impl Matcher {
         let client = evaluator.client();
         let tier = self.tier(&identity);
         evaluator.apply_limits(self, client, tier);
-        self.find_rules((facts.path, case), readings, found);
+        self.find_rules(facts.path, case, readings, found);
         let tier_name = tier.map(|(_, tier)| tier.name.as_str());
         let rates = found.partition_point(|index| (*index as usize) < self.plan.rate_limits.rules.len());
         let (rate_rules, concurrency_rules) = found.split_at(rates);
         for &index in rate_rules {
             evaluator.apply_custom(self, index as usize, tier_name);
         }
-        self.paths.each((facts.path, case), readings, |table, path| {
+        self.paths.each(facts.path, case, readings, |table, path| {
             if let Some(&endpoint) = table.endpoints.find(facts.method, path) {
                 evaluator.apply_endpoint(endpoint, client);
             }
@@ -187,11 +187,12 @@ impl Matcher {
 
     /// Finds the rules whose path matches any reading of the request's path, in the order of the policy, without
     /// duplicates.
-    fn find_rules(&self, path: (&str, PathCase), readings: &Readings, found: &mut Vec<u32>) {
+    fn find_rules(&self, path: &str, case: PathCase, readings: &Readings, found: &mut Vec<u32>) {
         found.extend_from_slice(&self.everywhere);
         let sorted = found.len();
-        self.paths
-            .each(path, readings, |table, path| table.rules.visit(path, &mut |index| found.push(index)));
+        self.paths.each(path, case, readings, |table, path| {
+            table.rules.visit(path, &mut |index| found.push(index));
+        });
         if found.len() > sorted {
             found.sort_unstable();
             found.dedup();

@@ -44,7 +44,8 @@ impl PathTables {
     /// Calls `look` with each pair of a table and a reading of `path` to look up in it, the path itself first.
     pub(super) fn each(
         &self,
-        (path, case): (&str, PathCase),
+        path: &str,
+        case: PathCase,
         readings: &Readings,
         mut look: impl FnMut(&PathTable, &str),
     ) {

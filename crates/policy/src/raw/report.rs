@@ -149,7 +149,8 @@ impl<'s> ProblemReport<'s> {
         &self,
         node: &YamlNode<'_>,
         text: &str,
-        (line, column): (usize, usize),
+        line: usize,
+        column: usize,
     ) -> Option<SourcePosition> {
         let written = self.text.get(node.position.offset..)?;
         let quote = usize::from(written.starts_with(['"', '\'']));

@@ -58,7 +58,8 @@ impl FallbackLedger {
     pub(super) fn charge(
         &self,
         key: CounterKey<'_>,
-        (whole, part): (&Limit, &Limit),
+        whole: &Limit,
+        part: &Limit,
         now: Timestamp,
         cost: Cost,
     ) {
@@ -222,7 +223,7 @@ mod tests {
         let times = (0..50).map(|second| now + TimeSpan::from_millis(second));
         for forget in ["remove", "remove_where", "take"] {
             for at in times.clone() {
-                ledger.charge(key, (&limit, &limit), at, Cost::ONE);
+                ledger.charge(key, &limit, &limit, at, Cost::ONE);
             }
             assert!(bytes() > 0 && bytes() == kept(), "{forget}");
             for charged in times.clone() {

@@ -163,7 +163,7 @@ impl FallbackStore {
                 limits.whole.get(position),
                 limits.shares.get(position),
             ) {
-                self.ledger.charge(check.key, (whole, share), decision.at, check.cost);
+                self.ledger.charge(check.key, whole, share, decision.at, check.cost);
             }
         }
     }

@@ -109,7 +109,7 @@ async fn charge_that_was_put_back_ends_with_its_window() {
     let (key, later) = (CounterKey::new(RULE, b"client"), START + TimeSpan::from_secs(1));
     for algorithm in Algorithm::ALL {
         let (store, limit) = (store(1, 100), limit(*algorithm, 60));
-        let spend = |now, cost| store.ledger.charge(key, (&limit, &limit), now, Cost::new(cost));
+        let spend = |now, cost| store.ledger.charge(key, &limit, &limit, now, Cost::new(cost));
         spend(START, 30);
         let charge = store.take(9, START).remove(0);
         assert!(!store.has_charges());
@@ -180,7 +180,7 @@ async fn counters_beyond_the_cap_are_only_counted() {
     for client in 0..u32::try_from(ledger::MAX_COUNTERS).unwrap() + 5_000 {
         let client = client.to_be_bytes();
         let key = CounterKey::new(RULE, &client);
-        store.ledger.charge(key, (&limit, &limit), START, Cost::ONE);
+        store.ledger.charge(key, &limit, &limit, START, Cost::ONE);
     }
     let report = store.report();
     assert!(report.unrecorded_units >= 5_000, "{report:?}");

@@ -156,9 +156,8 @@ impl SyncCounter {
         if self.limit != *refund.limit {
             return false;
         }
-        let times = (refund.charged, now);
         self.touch(local);
-        self.limit.refund_with_delta(&mut self.view, &mut self.pending, times, refund.cost)
+        self.limit.refund_with_delta(&mut self.view, &mut self.pending, refund.charged, now, refund.cost)
     }
 
     /// Starts the epoch of a reset.

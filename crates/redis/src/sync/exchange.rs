@@ -11,8 +11,8 @@ use tidegate_store::StoreError;
 use tokio::sync::Notify;
 use tokio::time::MissedTickBehavior;
 
-use super::SyncNode;
 use super::table::SyncPlace;
+use super::{SyncNode, SyncTimes};
 use crate::key::KeyName;
 use crate::nodes::NodeId;
 use crate::operation::{Operation, OperationReply};
@@ -87,22 +87,22 @@ impl SyncNode {
     pub(super) async fn renew(
         &self,
         checks: &[Check<'_>],
-        (local, store_time): (Timestamp, Timestamp),
+        times: SyncTimes,
         now: Timestamp,
     ) -> Result<(), StoreError> {
-        let open = self.start_renewals(checks, (local, store_time))?;
-        if open.is_empty() { Ok(()) } else { self.exchange_all(open, local, now).await }
+        let open = self.start_renewals(checks, times)?;
+        if open.is_empty() { Ok(()) } else { self.exchange_all(open, times.local, now).await }
     }
 
     fn start_renewals(
         &self,
         checks: &[Check<'_>],
-        (local, now): (Timestamp, Timestamp),
+        SyncTimes { local, shared: now }: SyncTimes,
     ) -> Result<Vec<OpenExchange>, StoreError> {
         let limits = self.limits(checks, now)?;
         let (mut open, mut table) = (Vec::new(), self.table.lock(checks));
         for (position, (check, limit)) in checks.iter().zip(&limits).enumerate() {
-            let counter = self.copy_of(&mut table, (position, check), limit, now)?;
+            let counter = self.copy_of(&mut table, position, check, limit, now)?;
             if counter.is_outdated(local, self.max_age, self.period) {
                 counter.touch(local);
                 counter.adopt(limit, now);

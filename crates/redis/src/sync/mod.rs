@@ -94,6 +94,13 @@ struct SyncNode {
     max_age: TimeSpan,
 }
 
+/// One moment, on the clock of the node and on the one that all nodes share.
+#[derive(Clone, Copy, Debug)]
+struct SyncTimes {
+    local: Timestamp,
+    shared: Timestamp,
+}
+
 /// Why a node cannot decide on its copies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 enum SyncUnavailable {
@@ -184,7 +191,7 @@ impl SyncNode {
 
     /// Waits for the first exchange, or for one that is due by the caller's time; then checks that the last one is recent. Returns
     /// the node's time and the store's.
-    async fn current_time(&self, now: Timestamp) -> Result<(Timestamp, Timestamp), StoreError> {
+    async fn current_time(&self, now: Timestamp) -> Result<SyncTimes, StoreError> {
         let is_first = self.clock.age(self.clock.local(now)).is_none();
         let mut exchanged = Ok(());
         if is_first || self.is_due(now) {
@@ -200,7 +207,7 @@ impl SyncNode {
         }
         let local = self.clock.local(now);
         match self.clock.age(local) {
-            Some(age) if age <= self.max_age => Ok((local, self.clock.store_time(now))),
+            Some(age) if age <= self.max_age => Ok(SyncTimes { local, shared: self.clock.store_time(now) }),
             _ => Err(exchanged.err().unwrap_or_else(|| self.overdue())),
         }
     }
@@ -230,12 +237,12 @@ impl SyncNode {
     fn decide_at(
         &self,
         checks: &[Check<'_>],
-        (local, now): (Timestamp, Timestamp),
+        SyncTimes { local, shared: now }: SyncTimes,
     ) -> Result<Decision, StoreError> {
         let limits = self.limits(checks, now)?;
         let mut table = self.table.lock(checks);
         for (position, (check, limit)) in checks.iter().zip(&limits).enumerate() {
-            let counter = self.copy_of(&mut table, (position, check), limit, now)?;
+            let counter = self.copy_of(&mut table, position, check, limit, now)?;
             counter.note_view(local);
             counter.touch(local);
             counter.adopt(limit, now);
@@ -248,7 +255,8 @@ impl SyncNode {
     fn copy_of<'t>(
         &self,
         table: &'t mut LockedTable<'_>,
-        (position, check): (usize, &Check<'_>),
+        position: usize,
+        check: &Check<'_>,
         limit: &Limit,
         now: Timestamp,
     ) -> Result<&'t mut SyncCounter, StoreError> {
@@ -262,7 +270,7 @@ impl SyncNode {
     fn peek_at(
         &self,
         checks: &[Check<'_>],
-        (local, now): (Timestamp, Timestamp),
+        SyncTimes { local, shared: now }: SyncTimes,
     ) -> Result<Decision, StoreError> {
         let limits = self.limits(checks, now)?;
         let table = self.table.lock(checks);

@@ -71,7 +71,7 @@ fn worker() -> Rc<ServiceWorker<MemoryStore>> {
     let store = Arc::new(MemoryStore::with_cap(1 << 20));
     let limiter = Limiter::new(ActivePolicy::new(plan), store, Arc::clone(&clock)).expect("few limits");
     let (telemetry, http) = (Telemetry::metrics_only(1, clock), HttpState::new(Arc::default()));
-    Rc::new(ServiceWorker::new(Arc::new(limiter), telemetry, (http, Arc::default())))
+    Rc::new(ServiceWorker::new(Arc::new(limiter), telemetry, http, Arc::default()))
 }
 
 /// Serves a flood of pings of `end` bytes in a task. Returns the task and the bytes that were read.

@@ -245,7 +245,7 @@ async fn should_rate_limit<S: Store + 'static>(
             request => request?,
         };
         record.describe(|| summarize(&parts, &request, context.peer));
-        rate_limit::decide(worker, &request, (context.peer, deadline), &mut record).await
+        rate_limit::decide(worker, &request, context.peer, deadline, &mut record).await
     };
     match decided.await {
         Err(RlsError::Descriptor(bad)) => {
@@ -276,8 +276,8 @@ pub(crate) async fn decide_encoded<S: Store + 'static>(
 ) -> Option<Vec<u8>> {
     let request: RateLimitRequest = frame::decode(Bytes::copy_from_slice(message)).ok()?;
     let mut record = worker.recorder(Protocol::Grpc).start();
-    let peer = (IpAddr::from([127, 0, 0, 1]), None);
-    let response = match rate_limit::decide(worker, &request, peer, &mut record).await {
+    let peer = IpAddr::from([127, 0, 0, 1]);
+    let response = match rate_limit::decide(worker, &request, peer, None, &mut record).await {
         Ok(response) => response,
         Err(RlsError::Descriptor(bad)) => bad.response(worker.policy().active.matcher.plan().error_body),
         Err(RlsError::Call(_)) => return None,

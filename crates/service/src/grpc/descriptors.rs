@@ -34,8 +34,10 @@ const CARRIED_NAME: &str = "override";
 pub(super) async fn decide<S: Store + 'static>(
     worker: &ServiceWorker<S>,
     request: &RateLimitRequest,
-    (domain, envoy): (&EnvoyDomain, &ServedEnvoyLimits),
-    (now, record): (Timestamp, &mut RequestRecord<'_>),
+    domain: &EnvoyDomain,
+    envoy: &ServedEnvoyLimits,
+    now: Timestamp,
+    record: &mut RequestRecord<'_>,
 ) -> Result<RateLimitResponse, GrpcError> {
     let mut keys = Vec::with_capacity(128);
     let mut found = SmallVec::<[FoundDescriptor<'_>; 4]>::new();
@@ -72,7 +74,7 @@ pub(super) async fn decide<S: Store + 'static>(
         refund(worker.limiter.store(), decision, &checks, now).await;
     }
     drop(checks);
-    Ok(respond(worker, (&found, &keys), (decision.as_ref(), is_exhausted), (now, envoy, record)))
+    Ok(respond(worker, &found, &keys, decision.as_ref(), is_exhausted, now, envoy, record))
 }
 
 /// Refunds what was charged, and reports what remains then. The verdicts stay, whatever other calls change meanwhile.
@@ -336,9 +338,13 @@ pub(super) fn response_unit(unit: RateUnit) -> ResponseUnit {
 /// are over their limits.
 fn respond<S: Store + 'static>(
     worker: &ServiceWorker<S>,
-    (found, keys): (&[FoundDescriptor<'_>], &[u8]),
-    (decision, is_exhausted): (Option<&Decision>, bool),
-    (now, envoy, record): (Timestamp, &ServedEnvoyLimits, &mut RequestRecord<'_>),
+    found: &[FoundDescriptor<'_>],
+    keys: &[u8],
+    decision: Option<&Decision>,
+    is_exhausted: bool,
+    now: Timestamp,
+    envoy: &ServedEnvoyLimits,
+    record: &mut RequestRecord<'_>,
 ) -> RateLimitResponse {
     let mut response = ResponseBuilder::new(decision.map_or(now, |decision| decision.at), found.len());
     let (mut rejecting, mut shadow_actions) = (None, SmallVec::<[RuleAction; 4]>::new());

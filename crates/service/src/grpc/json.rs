@@ -34,7 +34,7 @@ pub(crate) async fn handle<S: Store + 'static>(
         Ok(request) => request,
         Err(error) => return (400, error_json(&error.to_string())),
     };
-    match rate_limit::decide(worker, &request, (peer, None), record).await {
+    match rate_limit::decide(worker, &request, peer, None, record).await {
         Ok(response) => {
             let is_over = response.overall_code == ResponseCode::OverLimit as i32;
             (if is_over { 429 } else { 200 }, response_json(&response))

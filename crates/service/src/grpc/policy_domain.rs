@@ -36,7 +36,8 @@ pub(super) async fn decide<S: Store + 'static>(
     worker: &ServiceWorker<S>,
     request: &RateLimitRequest,
     peer: IpAddr,
-    (now, record): (Timestamp, &mut RequestRecord<'_>),
+    now: Timestamp,
+    record: &mut RequestRecord<'_>,
 ) -> Result<RateLimitResponse, RlsError> {
     let policy = worker.policy();
     let count = request.descriptors.len();
@@ -49,13 +50,13 @@ pub(super) async fn decide<S: Store + 'static>(
             continue;
         }
         let hits = descriptor.hits_addend.or((request.hits_addend > 0).then_some(request.hits_addend.into()));
-        let ruling = rule(worker, &policy, (descriptor, hits), (peer, now), scratch).await;
+        let ruling = rule(worker, &policy, descriptor, hits, peer, now, scratch).await;
         // If this is an error, the charges so far are refunded when they are dropped.
         let ruling = ruling.map_err(|error| match error {
             RlsError::Descriptor(bad) => bad.at(position, count).into(),
             error @ RlsError::Call(_) => error,
         })?;
-        decided.add(worker, ruling, (&policy, record), &mut response)?;
+        decided.add(worker, ruling, &policy, record, &mut response)?;
     }
     let PolicyDecision { kind, charge } = decided;
     if kind == DecisionKind::Exempt {
@@ -73,8 +74,10 @@ pub(super) async fn decide<S: Store + 'static>(
 async fn rule<'s, S: Store + 'static>(
     worker: &ServiceWorker<S>,
     policy: &'s ServedPolicy,
-    (descriptor, hits): (&RateLimitDescriptor, Option<u64>),
-    (peer, now): (IpAddr, Timestamp),
+    descriptor: &RateLimitDescriptor,
+    hits: Option<u64>,
+    peer: IpAddr,
+    now: Timestamp,
     scratch: &'s mut Scratch,
 ) -> Result<Ruling<'s>, RlsError> {
     if descriptor.limit.is_some() {
@@ -157,7 +160,8 @@ impl PolicyDecision {
         &mut self,
         worker: &ServiceWorker<S>,
         mut ruling: Ruling<'n>,
-        (policy, record): (&ServedPolicy, &mut RequestRecord<'_>),
+        policy: &ServedPolicy,
+        record: &mut RequestRecord<'_>,
         response: &mut ResponseBuilder<'n>,
     ) -> Result<(), GrpcError> {
         if let Ruling::Act(act) = ruling {

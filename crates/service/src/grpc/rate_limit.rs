@@ -26,7 +26,8 @@ const MAX_ENTRIES: usize = 1024;
 pub(super) async fn decide<S: Store + 'static>(
     worker: &ServiceWorker<S>,
     request: &RateLimitRequest,
-    (peer, deadline): (IpAddr, Option<Deadline>),
+    peer: IpAddr,
+    deadline: Option<Deadline>,
     record: &mut RequestRecord<'_>,
 ) -> Result<RateLimitResponse, RlsError> {
     // The reference server returns these two errors with this code.
@@ -56,9 +57,9 @@ pub(super) async fn decide<S: Store + 'static>(
     let envoy = worker.envoy();
     let domain = envoy.as_ref().and_then(|envoy| Some((envoy.limits().domain(&request.domain)?, &**envoy)));
     match domain {
-        Some(domain) => Ok(descriptors::decide(worker, request, domain, (now, record)).await?),
+        Some((domain, envoy)) => Ok(descriptors::decide(worker, request, domain, envoy, now, record).await?),
         None if request.domain == POLICY_DOMAIN => {
-            Box::pin(policy_domain::decide(worker, request, peer, (now, record))).await
+            Box::pin(policy_domain::decide(worker, request, peer, now, record)).await
         }
         None => {
             worker.grpc.log_unknown(&request.domain);

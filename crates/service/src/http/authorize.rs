@@ -51,10 +51,11 @@ pub(super) fn is_trusted<S: Store + 'static>(call: &EndpointCall<'_, S>, peer: I
 /// Answers a trusted proxy.
 pub(super) fn authorize<'f, S: Store + 'static>(
     call: &'f mut EndpointCall<'_, S>,
-    (headers, proxy): (&RequestHeaders<'_>, IpAddr),
+    headers: &RequestHeaders<'_>,
+    proxy: IpAddr,
     version: Version,
 ) -> Result<PendingAnswer<'f>, HttpError> {
-    let request = original_request(call, (headers, proxy), version)?;
+    let request = original_request(call, headers, proxy, version)?;
     let (now, worker) = (call.record.start_decision(), call.worker);
     let (policy, mut scratch) = (Rc::clone(&call.policy), worker.http.scratch());
     let context = CheckContext { now, performs: PERFORMED };
@@ -80,7 +81,8 @@ async fn authorize_later<S: Store + 'static>(
 /// The request about which a proxy asks.
 fn original_request<S: Store + 'static>(
     call: &mut EndpointCall<'_, S>,
-    (headers, proxy): (&RequestHeaders<'_>, IpAddr),
+    headers: &RequestHeaders<'_>,
+    proxy: IpAddr,
     version: Version,
 ) -> Result<OwnedRequest, HttpError> {
     let mut original = OriginalRequest::read(headers.iter())?;

@@ -82,7 +82,8 @@ impl<'b> CheckSubject<'b> {
         &self,
         call: &EndpointCall<'_, S>,
         policy: &'a ActivePolicy,
-        (scratch, now): (&'a mut Scratch, Timestamp),
+        scratch: &'a mut Scratch,
+        now: Timestamp,
         charges: bool,
     ) -> Result<Ruling<'a>, HttpError> {
         let limiter = &call.worker.limiter;
@@ -160,7 +161,7 @@ pub(super) async fn peek<S: Store + 'static>(
     let (policy, worker) = (&call.policy, call.worker);
     let subject = CheckSubject::new(&policy.active, &**worker.limiter.clock(), parse(body)?)?;
     let (mut scratch, now) = (worker.http.scratch(), worker.now());
-    let ruling = subject.decide(call, &policy.active, (&mut scratch, now), false).await?;
+    let ruling = subject.decide(call, &policy.active, &mut scratch, now, false).await?;
     encode(&ruling, policy, DecisionSink::Off)
 }
 
@@ -186,7 +187,7 @@ async fn check_later<S: Store + 'static>(
 ) -> Result<HttpAnswer, HttpError> {
     let (policy, worker) = (&call.policy, call.worker);
     let mut scratch = worker.http.scratch();
-    let ruling = subject.decide(call, &policy.active, (&mut scratch, now), true).await?;
+    let ruling = subject.decide(call, &policy.active, &mut scratch, now, true).await?;
     encode(&ruling, policy, DecisionSink::Request(&mut call.record)).map(HttpAnswer::from)
 }
 
@@ -227,7 +228,7 @@ async fn check_batch<S: Store + 'static>(
         let written = match subject {
             Ok(subject) => {
                 let mut sink = DecisionSink::Metrics { metrics, clock, start: clock.read() };
-                let ruling = subject.decide(call, &policy.active, (&mut scratch, now), true).await;
+                let ruling = subject.decide(call, &policy.active, &mut scratch, now, true).await;
                 ruling.and_then(|ruling| write_decision(&ruling, policy, &mut sink, &mut json))
             }
             Err(error) => Err(error),

@@ -60,7 +60,7 @@ where
     let ServiceConnection { mut io, peer, worker, stop } = connection;
     let peer = peer.ip().to_canonical();
     match PlainConnection::new(&mut io, peer, &worker, &stop).run().await {
-        Some(rest) => Box::pin(serve_any((io, rest), peer, worker, stop)).await,
+        Some(rest) => Box::pin(serve_any(io, rest, peer, worker, stop)).await,
         // TLS has to be told that this is the end. The client may be gone.
         None => drop(timeout(SHUTDOWN_TIMEOUT, io.shutdown()).await),
     }
@@ -68,7 +68,8 @@ where
 
 /// Serves any request, of which `rest` was read already.
 async fn serve_any<S, IO>(
-    (io, rest): (IO, PlainRest),
+    io: IO,
+    rest: PlainRest,
     peer: IpAddr,
     worker: Rc<ServiceWorker<S>>,
     mut stop: watch::Receiver<bool>,

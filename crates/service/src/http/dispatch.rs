@@ -108,7 +108,7 @@ pub(super) async fn dispatch<S: Store + 'static>(
     call.record.describe(|| summarize(&request, peer));
     let is_authorize = endpoint == ServiceEndpoint::Authorize;
     let style = if is_authorize { authorize::body_style(&call) } else { BodyStyle::Problem };
-    let answered = match answer(&mut call, endpoint, (&request, peer), body) {
+    let answered = match answer(&mut call, endpoint, &request, peer, body) {
         Ok(answer) => answer.wait().await,
         Err(error) => Err(error),
     };
@@ -144,13 +144,14 @@ fn identify(response: &mut HttpResponse, headers: &RequestHeaders<'_>, record: &
 fn answer<'f, S: Store + 'static>(
     call: &'f mut EndpointCall<'_, S>,
     endpoint: ServiceEndpoint,
-    (request, peer): (&'f EndpointRequest<'_>, IpAddr),
+    request: &'f EndpointRequest<'_>,
+    peer: IpAddr,
     body: EndpointBody<'f>,
 ) -> Result<PendingAnswer<'f>, HttpError> {
-    check_head(call, endpoint, (request, peer))?;
+    check_head(call, endpoint, request, peer)?;
     match (endpoint, body) {
         (ServiceEndpoint::OpenApi, _) => Ok(HttpResponse::new("application/json", OPENAPI).into()),
-        (ServiceEndpoint::Authorize, _) => authorize(call, (&request.headers, peer), request.version),
+        (ServiceEndpoint::Authorize, _) => authorize(call, &request.headers, peer, request.version),
         (ServiceEndpoint::Check, EndpointBody::Whole(body)) if body.len() <= MAX_BODY => {
             check::check(call, body)
         }
@@ -191,7 +192,8 @@ async fn answer_message<S: Store + 'static>(
 fn check_head<S: Store + 'static>(
     call: &EndpointCall<'_, S>,
     endpoint: ServiceEndpoint,
-    (request, peer): (&EndpointRequest<'_>, IpAddr),
+    request: &EndpointRequest<'_>,
+    peer: IpAddr,
 ) -> Result<(), HttpError> {
     if let Some(allowed) = endpoint.methods().filter(|_| !endpoint.allows(&request.method)) {
         return Err(HttpError::Method { allowed });
@@ -202,7 +204,7 @@ fn check_head<S: Store + 'static>(
         ServiceEndpoint::Authorize if authorize::is_trusted(call, peer) => Ok(()),
         ServiceEndpoint::Authorize => Err(HttpError::UNTRUSTED_PEER),
         _ => {
-            check_host(call, (request, peer))?;
+            check_host(call, request, peer)?;
             check_content_type(&request.headers)
         }
     }
@@ -231,7 +233,8 @@ fn check_token<S: Store + 'static>(
 /// sent it for a page of that host (see `local_host`). Requests to `authorize` may have the host of the original request.
 fn check_host<S: Store + 'static>(
     call: &EndpointCall<'_, S>,
-    (request, peer): (&EndpointRequest<'_>, IpAddr),
+    request: &EndpointRequest<'_>,
+    peer: IpAddr,
 ) -> Result<(), HttpError> {
     let plan = || call.policy.active.matcher.plan().service.http.as_ref();
     if !peer.is_loopback()

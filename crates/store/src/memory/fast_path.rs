@@ -39,7 +39,8 @@ impl MemoryStore {
     #[inline(always)]
     pub(super) fn spend(
         &self,
-        (limit, algorithm): (&Limit, &TokenBucket),
+        limit: &Limit,
+        algorithm: &TokenBucket,
         key: &CounterKey<'_>,
         lookup: KeyLookup,
         now: Timestamp,
@@ -50,7 +51,7 @@ impl MemoryStore {
         let at_home = self.table.line(lookup.home).snapshot(Tag::new(lookup.hash, 0, lookup.number));
         let spent = at_home
             .ok_or(FastPathMiss::Contended)
-            .and_then(|slot| self.spend_at((limit, algorithm), key, lookup, slot, now));
+            .and_then(|slot| self.spend_at(limit, algorithm, key, lookup, slot, now));
         match spent {
             Ok(spent) => Some(spent),
             Err(FastPathMiss::Contended) => {
@@ -63,10 +64,6 @@ impl MemoryStore {
     }
 
     /// Like `spend`, for a key outside its home line or one that another thread charges too.
-    #[expect(
-        clippy::too_many_arguments,
-        reason = "each has a register; in a struct they would go through memory"
-    )]
     #[inline(never)]
     fn spend_contended(
         &self,
@@ -79,19 +76,19 @@ impl MemoryStore {
         let AlgorithmKind::TokenBucket(algorithm) = limit.kind() else { return None };
         let lookup = KeyLookup { hash, home: self.table.home(hash), number };
         let slot = self.snapshot(lookup)?;
-        spin_until(|| match self.spend_at((limit, algorithm), key, lookup, slot, now) {
+        spin_until(|| match self.spend_at(limit, algorithm, key, lookup, slot, now) {
             Ok(spent) => Some(Some(spent)),
             Err(FastPathMiss::Contended) => None,
             Err(FastPathMiss::Ineligible) => Some(None),
         })
     }
 
-    #[expect(clippy::too_many_arguments, reason = "inlined into its callers")]
     #[expect(clippy::inline_always, reason = "on the path of almost every decision")]
     #[inline(always)]
     fn spend_at(
         &self,
-        (limit, algorithm): (&Limit, &TokenBucket),
+        limit: &Limit,
+        algorithm: &TokenBucket,
         key: &CounterKey<'_>,
         KeyLookup { hash, number, .. }: KeyLookup,
         slot: SlotSnapshot<'_>,

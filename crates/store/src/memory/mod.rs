@@ -174,7 +174,7 @@ impl MemoryStore {
         if !is_common(check) {
             return None;
         }
-        let spent = self.spend((check.limit, algorithm), &check.key, self.look_up(check), now)?;
+        let spent = self.spend(check.limit, algorithm, &check.key, self.look_up(check), now)?;
         Some((algorithm, spent))
     }
 
@@ -286,7 +286,7 @@ impl MemoryStore {
             if let ([check], [lookup]) = (checks, &*these)
                 && let AlgorithmKind::TokenBucket(algorithm) = check.limit.kind()
                 && is_common(check)
-                && let Some(spent) = self.spend((check.limit, algorithm), &check.key, *lookup, now)
+                && let Some(spent) = self.spend(check.limit, algorithm, &check.key, *lookup, now)
             {
                 decisions.push(Decision::of_one(now, Role::Binding, algorithm.outcome_of_one(spent, now)));
             } else {

@@ -32,7 +32,7 @@ impl TraceSpans {
     ) -> Vec<SpanData> {
         let mut spans = Vec::with_capacity(2 + access.attempts.len());
         if let (Some((decision, nanos)), Some(start)) = (decision, access.decision_start) {
-            let mut span = self.span(span_id(), SpanKind::Internal, (start, start + time_span(nanos)));
+            let mut span = self.span(span_id(), SpanKind::Internal, start, start + time_span(nanos));
             span.name = "decision".into();
             span.attributes = access.decision_attributes();
             span.attributes.push(KeyValue::new("tidegate.decision", access.decision_name(decision)));
@@ -42,7 +42,7 @@ impl TraceSpans {
             let is_last = index + 1 == access.attempts.len();
             spans.push(self.attempt(if is_last { self.attempt_span } else { span_id() }, attempt));
         }
-        let mut span = self.span(self.context.span, SpanKind::Server, (access.start.at, now.at));
+        let mut span = self.span(self.context.span, SpanKind::Server, access.start.at, now.at);
         span.name = access.span_name();
         span.parent_span_id = self.parent.map_or(SpanId::INVALID, SpanId::from);
         span.parent_span_is_remote = self.parent.is_some();
@@ -59,8 +59,8 @@ impl TraceSpans {
     }
 
     fn attempt(&self, id: u64, attempt: &AttemptEntry) -> SpanData {
-        let times = (attempt.start, attempt.start + time_span(attempt.nanos));
-        let mut span = self.span(id, SpanKind::Client, times);
+        let end = attempt.start + time_span(attempt.nanos);
+        let mut span = self.span(id, SpanKind::Client, attempt.start, end);
         span.name = "upstream".into();
         span.attributes = vec![
             KeyValue::new("tidegate.upstream", attempt.upstream.clone()),
@@ -77,7 +77,7 @@ impl TraceSpans {
     }
 
     /// A child of the request's span, without a name.
-    fn span(&self, id: u64, span_kind: SpanKind, (start, end): (Timestamp, Timestamp)) -> SpanData {
+    fn span(&self, id: u64, span_kind: SpanKind, start: Timestamp, end: Timestamp) -> SpanData {
         let (trace_id, id) = (TraceId::from(self.context.trace_id), SpanId::from(id));
         SpanData {
             span_context: SpanContext::new(trace_id, id, TraceFlags::SAMPLED, false, TraceState::NONE),

@@ -22,7 +22,7 @@ fn worker() -> Rc<ServiceWorker<MemoryStore>> {
     let store = Arc::new(MemoryStore::with_cap(1 << 20));
     let limiter = Limiter::new(ActivePolicy::new(plan), store, clock.clone()).expect("few limits");
     let (telemetry, http) = (Telemetry::metrics_only(1, clock), HttpState::new(Arc::default()));
-    Rc::new(ServiceWorker::new(Arc::new(limiter), telemetry, (http, Arc::default())))
+    Rc::new(ServiceWorker::new(Arc::new(limiter), telemetry, http, Arc::default()))
 }
 
 /// Serves a client that sends `first`, `second` while the service waits, and then closes its side. Returns the number of its

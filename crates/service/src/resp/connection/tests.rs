@@ -44,7 +44,7 @@ fn worker(policy: &str) -> Rc<ServiceWorker<MemoryStore>> {
     let store = Arc::new(MemoryStore::with_cap(1 << 20));
     let limiter = Limiter::new(ActivePolicy::new(plan), store, Arc::clone(&clock)).expect("few limits");
     let (telemetry, http) = (Telemetry::metrics_only(1, clock), HttpState::new(Arc::default()));
-    Rc::new(ServiceWorker::new(Arc::new(limiter), telemetry, (http, Arc::default())))
+    Rc::new(ServiceWorker::new(Arc::new(limiter), telemetry, http, Arc::default()))
 }
 
 fn serve_on<IO>(
