@@ -18,7 +18,7 @@ pub async fn diagnose(config: &RedisConfig, clock: &dyn Clock) -> Diagnosis {
     let connector = match RedisConnector::new(config) {
         Ok(connector) => connector,
         Err(error) => {
-            diagnosis.problem("certificates", format!("{error}"));
+            diagnosis.problem("certificates", error.to_string());
             return diagnosis;
         }
     };
@@ -35,7 +35,7 @@ pub async fn diagnose(config: &RedisConfig, clock: &dyn Clock) -> Diagnosis {
             servers
         }
         Err(error) => {
-            diagnosis.problem("connection", format!("{error}"));
+            diagnosis.problem("connection", error.to_string());
             return diagnosis;
         }
     };
@@ -50,7 +50,7 @@ pub async fn diagnose(config: &RedisConfig, clock: &dyn Clock) -> Diagnosis {
 fn examine_slots(ranges: &[(u16, u16, ServerAddress)], diagnosis: &mut Diagnosis) {
     let covered: u32 = ranges.iter().map(|(first, last, _)| u32::from(last.saturating_sub(*first)) + 1).sum();
     if covered == 16_384 {
-        diagnosis.ok("hash slots", "all 16,384 are assigned".to_owned());
+        diagnosis.ok("hash slots", "all 16,384 are assigned");
     } else {
         let advice = "check `redis-cli --cluster check` and assign them with `--cluster fix`";
         diagnosis.problem(
@@ -86,16 +86,12 @@ async fn examine_sentinels(
         [primary] => {
             diagnosis.ok("sentinel", format!("the primary of `{service}` is {primary}"));
             if sentinels.len() < 3 {
-                diagnosis.advice(
-                    "sentinel",
-                    "fewer than three Sentinels are in the URL; list all of them".to_owned(),
-                );
+                diagnosis.advice("sentinel", "fewer than three Sentinels are in the URL; list all of them");
             }
         }
         _ => diagnosis.problem(
             "sentinel",
-            "the Sentinels name different primaries; a failover is in progress, or the network is divided"
-                .to_owned(),
+            "the Sentinels name different primaries; a failover is in progress, or the network is divided",
         ),
     }
 }

@@ -37,20 +37,20 @@ impl Diagnosis {
         self.items.iter().any(|item| item.level == DiagnosisLevel::Problem)
     }
 
-    pub(super) fn ok(&mut self, subject: &str, message: String) {
+    pub(super) fn ok(&mut self, subject: &str, message: impl Into<String>) {
         self.push(DiagnosisLevel::Ok, subject, message);
     }
 
-    pub(super) fn advice(&mut self, subject: &str, message: String) {
+    pub(super) fn advice(&mut self, subject: &str, message: impl Into<String>) {
         self.push(DiagnosisLevel::Advice, subject, message);
     }
 
-    pub(super) fn problem(&mut self, subject: &str, message: String) {
+    pub(super) fn problem(&mut self, subject: &str, message: impl Into<String>) {
         self.push(DiagnosisLevel::Problem, subject, message);
     }
 
-    fn push(&mut self, level: DiagnosisLevel, subject: &str, message: String) {
-        self.items.push(DiagnosisItem { level, subject: subject.to_owned(), message });
+    fn push(&mut self, level: DiagnosisLevel, subject: &str, message: impl Into<String>) {
+        self.items.push(DiagnosisItem { level, subject: subject.to_owned(), message: message.into() });
     }
 }
 

@@ -94,12 +94,11 @@ impl ServerExamination<'_> {
         }
         match query::<String>(connection, redis::cmd("CLUSTER").arg("INFO")).await {
             Ok(info) if field(&info, "cluster_state") == Some("ok") => {
-                diagnosis.ok("cluster", "its state is ok".to_owned());
+                diagnosis.ok("cluster", "its state is ok");
             }
             Ok(_) => diagnosis.problem(
                 "cluster",
-                "its state is not ok: some slots have no working primary; run `redis-cli --cluster check`"
-                    .to_owned(),
+                "its state is not ok: some slots have no working primary; run `redis-cli --cluster check`",
             ),
             Err(error) => {
                 diagnosis
@@ -192,7 +191,7 @@ impl ServerExamination<'_> {
             }
         }
         if !failed {
-            diagnosis.ok("permissions", "scripts, writes and messages are allowed".to_owned());
+            diagnosis.ok("permissions", "scripts, writes and messages are allowed");
         }
     }
 }
@@ -225,37 +224,31 @@ fn examine_role(info: &str, is_cluster: bool, diagnosis: &mut Diagnosis) {
     if field(info, "role") != Some("master") {
         return diagnosis.problem(
             "role",
-            "it is a replica and cannot write; use the URL of the primary, of the Sentinels or of the cluster".to_owned(),
+            "it is a replica and cannot write; use the URL of the primary, of the Sentinels or of the cluster",
         );
     }
     let is_clustered = field(info, "cluster_enabled") == Some("1");
     if is_clustered && !is_cluster {
-        diagnosis.problem("role", "it is a node of a cluster; use `redis-cluster://` in the URL".to_owned());
+        diagnosis.problem("role", "it is a node of a cluster; use `redis-cluster://` in the URL");
     } else if field(info, "connected_slaves") == Some("0") {
-        diagnosis.advice("role", "primary without a replica: nothing replaces it when it fails".to_owned());
+        diagnosis.advice("role", "primary without a replica: nothing replaces it when it fails");
     } else {
-        diagnosis.ok("role", "primary with a replica".to_owned());
+        diagnosis.ok("role", "primary with a replica");
     }
 }
 
 fn examine_persistence(info: &str, diagnosis: &mut Diagnosis) {
     let is_failing = |name| field(info, name).is_some_and(|status| status != "ok");
     if is_failing("rdb_last_bgsave_status") || is_failing("aof_last_write_status") {
-        diagnosis.problem(
-            "persistence",
-            "the last save failed; see the server's log, Redis may refuse to write".to_owned(),
-        );
+        diagnosis
+            .problem("persistence", "the last save failed; see the server's log, Redis may refuse to write");
     } else if field(info, "aof_enabled") == Some("1") {
-        diagnosis.ok(
-            "persistence",
-            "AOF: a crash loses about a second of counts (`appendfsync everysec`)".to_owned(),
-        );
+        diagnosis.ok("persistence", "AOF: a crash loses about a second of counts (`appendfsync everysec`)");
     } else {
         diagnosis.advice(
             "persistence",
             "no AOF: a restart loses all counts since the last snapshot, so clients may use their limits once more; set \
-             `appendonly yes`"
-                .to_owned(),
+             `appendonly yes`",
         );
     }
 }
@@ -270,11 +263,11 @@ fn examine_memory(info: &str, diagnosis: &mut Diagnosis) {
             format!("`maxmemory-policy` is `{policy}`: {effect}; set it to `noeviction`"),
         );
     } else if is_bounded {
-        diagnosis.ok("eviction", "`noeviction`, with a bound on memory".to_owned());
+        diagnosis.ok("eviction", "`noeviction`, with a bound on memory");
     } else {
         diagnosis.advice(
             "eviction",
-            "`noeviction`, but memory has no bound; set `maxmemory` so that the kernel does not kill the server".to_owned(),
+            "`noeviction`, but memory has no bound; set `maxmemory` so that the kernel does not kill the server",
         );
     }
 }

@@ -1,13 +1,13 @@
 //! The arguments and the reply of `central.lua`.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::BTreeSet;
 
 use redis::Value;
 use tidegate_core::{Algorithm, Cost, Limit, Outcome, Role, TimeSpan, Timestamp, Verdict};
 use tidegate_store::StoreError;
 
 use super::limit::push_limit;
-use super::{MAX_COST, ScriptCall, protocol_error};
+use super::{KeyList, MAX_COST, ScriptCall, foreign_operation, packed_reply, position, protocol_error};
 use crate::key::KeyName;
 use crate::operation::{AttemptId, CounterCheck, Operation, OperationReply};
 
@@ -57,7 +57,7 @@ pub(super) fn encode(operations: &[&Operation], now: Option<Timestamp>) -> Resul
     }
     let time = now.map_or_else(String::new, |now| now.as_micros().to_string());
     let ttl = if now.is_some() { CALLER_TTL_SECS } else { MIN_TTL_SECS };
-    let Encoder { mut keys, cells, limits, operations, .. } = encoder;
+    let Encoder { keys: KeyList { mut keys, .. }, cells, limits, operations, .. } = encoder;
     let mut arguments = vec![time.into_bytes(), ttl.as_bytes().to_vec(), limits, operations];
     if !cells.is_empty() {
         arguments.push(keys.len().to_string().into_bytes());
@@ -68,10 +68,9 @@ pub(super) fn encode(operations: &[&Operation], now: Option<Timestamp>) -> Resul
 
 #[derive(Default)]
 struct Encoder<'a> {
-    keys: Vec<Vec<u8>>,
+    keys: KeyList<'a>,
     /// The counters that may have cells of a log.
     cells: BTreeSet<&'a [u8]>,
-    positions: HashMap<&'a [u8], u16>,
     limits: Vec<u8>,
     known_limits: Vec<&'a Limit>,
     operations: Vec<u8>,
@@ -117,13 +116,13 @@ impl<'a> Encoder<'a> {
             Operation::Lease(_)
             | Operation::Exchange(_)
             | Operation::ResetCopies(_)
-            | Operation::Permits(_) => Err(protocol_error("an operation of another script")),
+            | Operation::Permits(_) => Err(foreign_operation()),
         }
     }
 
     /// One binding check: the shortest form, for the fast path.
     fn push_plain(&mut self, check: &'a CounterCheck) -> Result<(), StoreError> {
-        let (key, limit) = (self.key(&check.key)?, self.limit(&check.limit)?);
+        let (key, limit) = (self.keys.position(&check.key)?, self.limit(&check.limit)?);
         match (u8::try_from(limit), u8::try_from(check.cost.get())) {
             (Ok(limit), Ok(cost)) => {
                 let [high, low] = key.to_be_bytes();
@@ -182,7 +181,7 @@ impl<'a> Encoder<'a> {
         if limit.is_none_or(|limit| limit.algorithm() == Algorithm::SlidingLog) {
             self.cells.insert(key.as_bytes());
         }
-        let key = self.key(key)?;
+        let key = self.keys.position(key)?;
         let limit = limit.map_or(Ok(0), |limit| self.limit(limit))?;
         self.operations.extend(key.to_le_bytes());
         self.operations.extend(limit.to_le_bytes());
@@ -192,16 +191,6 @@ impl<'a> Encoder<'a> {
 
     fn push_wide(&mut self, number: u64) {
         self.operations.extend(number.to_le_bytes().into_iter().take(WIDE));
-    }
-
-    fn key(&mut self, key: &'a KeyName) -> Result<u16, StoreError> {
-        if let Some(known) = self.positions.get(key.as_bytes()) {
-            return Ok(*known);
-        }
-        self.keys.push(key.as_bytes().to_vec());
-        let place = position(self.keys.len())?;
-        self.positions.insert(key.as_bytes(), place);
-        Ok(place)
     }
 
     fn limit(&mut self, limit: &'a Limit) -> Result<u16, StoreError> {
@@ -221,16 +210,8 @@ fn is_plain(check: &CounterCheck) -> bool {
         && (1..=255).contains(&check.cost.get())
 }
 
-/// A position or a count in a call: scripts read two bytes, and Lua passes at most a few thousand values to a function.
-fn position(place: usize) -> Result<u16, StoreError> {
-    const MAX: u16 = 4_000;
-    let place = u16::try_from(place).ok().filter(|place| *place <= MAX);
-    place.ok_or_else(|| protocol_error("more than 4000 keys, limits or checks in one call"))
-}
-
 pub(super) fn decode(operations: &[&Operation], reply: &Value) -> Result<Vec<OperationReply>, StoreError> {
-    let Value::BulkString(bytes) = reply else { return Err(protocol_error("the reply is not a string")) };
-    let mut reader = Reader(bytes);
+    let mut reader = Reader(packed_reply(reply)?);
     let at = Timestamp::from_micros(reader.wide()?);
     let mut replies = Vec::with_capacity(operations.len());
     for operation in operations {
@@ -258,7 +239,7 @@ pub(super) fn decode(operations: &[&Operation], reply: &Value) -> Result<Vec<Ope
             | Operation::Exchange(_)
             | Operation::ResetCopies(_)
             | Operation::Permits(_) => {
-                return Err(protocol_error("an operation of another script"));
+                return Err(foreign_operation());
             }
         });
     }

@@ -1,15 +1,14 @@
 //! The arguments and replies of `lua/lease.lua`, packed in little-endian order.
 
-use std::collections::HashMap;
-
-use foldhash::fast::RandomState;
 use redis::Value;
 use smallvec::SmallVec;
-use tidegate_core::{AlgorithmKind, Limit, TimeSpan, Timestamp};
+use tidegate_core::{Limit, TimeSpan, Timestamp};
 use tidegate_store::StoreError;
 
-use super::{ScriptCall, protocol_error};
-use crate::key::KeyName;
+use super::{
+    CALLER_TTL_MILLIS, KeyList, MIN_TTL_MILLIS, ScriptCall, double, foreign_operation, limit_numbers,
+    packed_reply, position, protocol_error,
+};
 use crate::lease::{LeaseAction, LeaseReply, LeaseRequest, LeaseStatus};
 use crate::operation::{Operation, OperationReply};
 
@@ -28,12 +27,6 @@ pub(super) const SOURCE: &str = concat!(
     include_str!("../../lua/lease.lua"),
 );
 
-/// Scripts compute in doubles: larger numbers of units exceed every limit and need not be distinguished.
-const MAX_UNITS: u64 = 1 << 53;
-/// The shortest TTL of a key: short enough to cost little, long enough for every round trip.
-const MIN_TTL_MILLIS: u64 = 1_000;
-/// With time from the caller, keys must outlive a trace that is replayed faster than real time.
-const CALLER_TTL_MILLIS: u64 = 3_600_000;
 /// The numbers of a reply; anything else comes from a malformed entry.
 const VALID_NUMBERS: std::ops::RangeInclusive<f64> = 0.0..=1_152_921_504_606_846_976.0;
 /// Instead of a state: another limit than that of the request applies.
@@ -47,7 +40,7 @@ pub(super) fn encode(operations: &[&Operation], now: Option<Timestamp>) -> Resul
     let mut call = LeaseCall::default();
     for operation in operations {
         let Operation::Lease(requests) = operation else {
-            return Err(protocol_error("an operation of another script"));
+            return Err(foreign_operation());
         };
         for request in requests {
             call.push(request)?;
@@ -58,13 +51,12 @@ pub(super) fn encode(operations: &[&Operation], now: Option<Timestamp>) -> Resul
 
 /// Decodes the reply to the call that [`encode`] made of the same operations.
 pub(super) fn decode(operations: &[&Operation], reply: &Value) -> Result<Vec<OperationReply>, StoreError> {
-    let Value::BulkString(packed) = reply else { return Err(protocol_error("the reply is not a string")) };
-    let mut replies = packed.chunks(REPLY_BYTES);
+    let mut replies = packed_reply(reply)?.chunks(REPLY_BYTES);
     let decoded = operations
         .iter()
         .map(|operation| {
             let Operation::Lease(requests) = operation else {
-                return Err(protocol_error("an operation of another script"));
+                return Err(foreign_operation());
             };
             let one = |_| decode_one(replies.next().unwrap_or_default());
             Ok(OperationReply::Leases(requests.iter().map(one).collect::<Result<_, _>>()?))
@@ -117,8 +109,7 @@ fn whole(number: f64) -> u64 {
 /// A call in the making: limits and keys that several requests use are sent once.
 #[derive(Default)]
 struct LeaseCall<'a> {
-    call: ScriptCall,
-    positions: HashMap<&'a [u8], usize, RandomState>,
+    keys: KeyList<'a>,
     limits: Vec<Limit>,
     packed_limits: Vec<u8>,
     packed_requests: Vec<u8>,
@@ -127,7 +118,7 @@ struct LeaseCall<'a> {
 
 impl<'a> LeaseCall<'a> {
     fn push(&mut self, request: &'a LeaseRequest) -> Result<(), StoreError> {
-        let key = self.key_index(&request.key);
+        let key = self.keys.position(&request.key)?;
         let limit = match &request.limit {
             Some(limit) => self.limit_index(limit)?,
             None => 0,
@@ -145,23 +136,13 @@ impl<'a> LeaseCall<'a> {
             }
         };
         self.packed_requests.push(kind);
-        self.packed_requests.extend(index(key)?);
-        self.packed_requests.extend(index(limit)?);
+        self.packed_requests.extend(key.to_le_bytes());
+        self.packed_requests.extend(position(limit)?.to_le_bytes());
         for number in numbers {
-            self.packed_requests.extend(double(number.min(MAX_UNITS)));
+            self.packed_requests.extend(double(number));
         }
         self.count += 1;
         Ok(())
-    }
-
-    /// The position of a key in the call, from 1.
-    fn key_index(&mut self, key: &'a KeyName) -> usize {
-        let next = self.positions.len() + 1;
-        let position = *self.positions.entry(key.as_bytes()).or_insert(next);
-        if position == next {
-            self.call.keys.push(key.as_bytes().to_vec());
-        }
-        position
     }
 
     /// The position of a limit in the call, from 1.
@@ -169,20 +150,8 @@ impl<'a> LeaseCall<'a> {
         if let Some(position) = self.limits.iter().position(|known| known == limit) {
             return Ok(position + 1);
         }
-        let (kind, numbers) = match limit.kind() {
-            AlgorithmKind::TokenBucket(bucket) => {
-                let rate = bucket.rate();
-                (1, [rate.tick().micros(), rate.unit().get(), rate.drain().get()])
-            }
-            AlgorithmKind::FixedWindow(window) => (2, [window.window().as_micros(), 0, 0]),
-            AlgorithmKind::SlidingCounter(counter) => {
-                let tick = limit.tick().micros();
-                (3, [tick, counter.window().as_micros() / tick, 0])
-            }
-            _ => return Err(StoreError::Unsupported { algorithm: limit.algorithm() }),
-        };
+        let (kind, numbers) = limit_numbers(limit)?;
         self.packed_limits.push(kind);
-        self.packed_limits.extend(double(limit.capacity()));
         self.packed_limits.extend(numbers.into_iter().flat_map(double));
         self.limits.push(*limit);
         Ok(self.limits.len())
@@ -195,21 +164,10 @@ impl<'a> LeaseCall<'a> {
             None => (-1.0_f64).to_le_bytes(),
         });
         packed.extend(double(if now.is_some() { CALLER_TTL_MILLIS } else { MIN_TTL_MILLIS }));
-        packed.extend(index(self.limits.len())?);
-        packed.extend(index(self.count)?);
+        packed.extend(position(self.limits.len())?.to_le_bytes());
+        packed.extend(position(self.count)?.to_le_bytes());
         packed.append(&mut self.packed_limits);
         packed.append(&mut self.packed_requests);
-        self.call.arguments.push(packed);
-        Ok(self.call)
+        Ok(ScriptCall { keys: self.keys.keys, arguments: vec![packed] })
     }
-}
-
-/// Every number of the protocol is at most 2^53 and so exact.
-#[expect(clippy::cast_precision_loss, reason = "exact up to 2^53")]
-fn double(number: u64) -> [u8; 8] {
-    (number as f64).to_le_bytes()
-}
-
-fn index(number: usize) -> Result<[u8; 2], StoreError> {
-    u16::try_from(number).map(u16::to_le_bytes).map_err(|_| protocol_error("too many operations in a call"))
 }

@@ -10,12 +10,15 @@ mod limit;
 mod permits;
 mod sync;
 
+use std::collections::HashMap;
 use std::sync::OnceLock;
 
+use foldhash::fast::RandomState;
 use redis::{Script, Value};
-use tidegate_core::Timestamp;
+use tidegate_core::{AlgorithmKind, Limit, Timestamp};
 use tidegate_store::StoreError;
 
+use crate::key::KeyName;
 use crate::operation::{Operation, OperationReply, ScriptName};
 
 /// Scripts compute in doubles: larger costs exceed every limit and need not be distinguished.
@@ -75,6 +78,69 @@ pub(crate) fn decode(operations: &[&Operation], reply: &Value) -> Result<Vec<Ope
         Some(ScriptName::Permits) => permits::decode(operations, reply),
         Some(ScriptName::Central) | None => central::decode(operations, reply),
     }
+}
+
+/// The keys of a call, each once. Operations name them by their position, from 1.
+#[derive(Debug, Default)]
+struct KeyList<'a> {
+    keys: Vec<Vec<u8>>,
+    positions: HashMap<&'a [u8], u16, RandomState>,
+}
+
+impl<'a> KeyList<'a> {
+    fn position(&mut self, key: &'a KeyName) -> Result<u16, StoreError> {
+        if let Some(known) = self.positions.get(key.as_bytes()) {
+            return Ok(*known);
+        }
+        self.keys.push(key.as_bytes().to_vec());
+        let position = position(self.keys.len())?;
+        self.positions.insert(key.as_bytes(), position);
+        Ok(position)
+    }
+}
+
+/// A position or a count in a call: scripts read two bytes, and Lua passes at most a few thousand values to a function.
+fn position(place: usize) -> Result<u16, StoreError> {
+    const MAX: u16 = 4_000;
+    let place = u16::try_from(place).ok().filter(|place| *place <= MAX);
+    place.ok_or_else(|| protocol_error("more than 4000 keys, limits or checks in one call"))
+}
+
+/// The number of an algorithm and the parameters of a limit, for the scripts of `lease` and `sync`: the capacity first.
+fn limit_numbers(limit: &Limit) -> Result<(u8, [u64; 4]), StoreError> {
+    let capacity = limit.capacity();
+    match limit.kind() {
+        AlgorithmKind::TokenBucket(bucket) => {
+            let rate = bucket.rate();
+            Ok((1, [capacity, rate.tick().micros(), rate.unit().get(), rate.drain().get()]))
+        }
+        AlgorithmKind::FixedWindow(window) => Ok((2, [capacity, window.window().as_micros(), 0, 0])),
+        AlgorithmKind::SlidingCounter(window) => {
+            let tick = limit.tick().micros();
+            Ok((3, [capacity, tick, window.window().as_micros() / tick, 0]))
+        }
+        AlgorithmKind::LeakyBucket(_) | AlgorithmKind::SlidingLog(_) => {
+            Err(StoreError::Unsupported { algorithm: limit.algorithm() })
+        }
+    }
+}
+
+/// A number as the scripts unpack it; a double is exact up to this.
+#[expect(clippy::cast_precision_loss, reason = "at most 2^53, which a double represents exactly")]
+fn double(number: u64) -> [u8; 8] {
+    (number.min(1 << 53) as f64).to_le_bytes()
+}
+
+/// The bytes of a packed reply.
+fn packed_reply(reply: &Value) -> Result<&[u8], StoreError> {
+    match reply {
+        Value::BulkString(bytes) => Ok(bytes),
+        _ => Err(protocol_error("the reply is not a string")),
+    }
+}
+
+fn foreign_operation() -> StoreError {
+    protocol_error("an operation of another script")
 }
 
 fn protocol_error(reason: &str) -> StoreError {

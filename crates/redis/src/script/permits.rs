@@ -1,12 +1,10 @@
 //! The arguments and replies of `lua/permits.lua`.
 
-use std::collections::HashMap;
-
 use redis::Value;
 use tidegate_core::Timestamp;
 use tidegate_store::StoreError;
 
-use super::{CALLER_TTL_MILLIS, ScriptCall, protocol_error};
+use super::{CALLER_TTL_MILLIS, KeyList, ScriptCall, foreign_operation, packed_reply, protocol_error};
 use crate::operation::{Operation, OperationReply};
 use crate::permits::{PERMIT_LIFE, PermitAction, PermitRequest};
 
@@ -15,15 +13,10 @@ pub(super) const SOURCE: &str = concat!("#!lua\n", include_str!("../../lua/permi
 
 /// Encodes requests for permits for one call.
 pub(super) fn encode(operations: &[&Operation], now: Option<Timestamp>) -> Result<ScriptCall, StoreError> {
-    let (mut keys, mut indexes, mut packed) = (Vec::new(), HashMap::new(), Vec::new());
+    let (mut keys, mut packed) = (KeyList::default(), Vec::new());
     for operation in operations {
         for PermitRequest { action, key, permit } in requests(operation)? {
-            let next =
-                u16::try_from(keys.len() + 1).map_err(|_| protocol_error("too many keys in a call"))?;
-            let index = *indexes.entry(key.as_bytes()).or_insert_with(|| {
-                keys.push(key.as_bytes().to_vec());
-                next
-            });
+            let position = keys.position(key)?;
             let (kind, max) = match action {
                 PermitAction::Acquire { max } => (1_u8, *max),
                 PermitAction::Renew => (2, 0),
@@ -31,7 +24,7 @@ pub(super) fn encode(operations: &[&Operation], now: Option<Timestamp>) -> Resul
                 PermitAction::Withdraw => (4, 0),
             };
             packed.push(kind);
-            packed.extend_from_slice(&index.to_le_bytes());
+            packed.extend_from_slice(&position.to_le_bytes());
             packed.extend_from_slice(&max.to_le_bytes());
             packed.extend_from_slice(&permit.0);
         }
@@ -40,13 +33,12 @@ pub(super) fn encode(operations: &[&Operation], now: Option<Timestamp>) -> Resul
     let ttl = if now.is_some() { CALLER_TTL_MILLIS } else { 2 * PERMIT_LIFE.as_micros() / 1_000 };
     let now = now.map_or(Vec::new(), |now| now.as_micros().to_string().into_bytes());
     let life = PERMIT_LIFE.as_micros().to_string().into_bytes();
-    Ok(ScriptCall { keys, arguments: vec![now, life, ttl.to_string().into_bytes(), packed] })
+    Ok(ScriptCall { keys: keys.keys, arguments: vec![now, life, ttl.to_string().into_bytes(), packed] })
 }
 
 /// Decodes the reply to the call that [`encode`] made of the same operations.
 pub(super) fn decode(operations: &[&Operation], reply: &Value) -> Result<Vec<OperationReply>, StoreError> {
-    let Value::BulkString(bytes) = reply else { return Err(protocol_error("the reply is not a string")) };
-    let mut bytes = bytes.iter();
+    let mut bytes = packed_reply(reply)?.iter();
     let replies = operations
         .iter()
         .map(|operation| {
@@ -64,6 +56,6 @@ pub(super) fn decode(operations: &[&Operation], reply: &Value) -> Result<Vec<Ope
 fn requests(operation: &Operation) -> Result<&[PermitRequest], StoreError> {
     match operation {
         Operation::Permits(requests) => Ok(requests),
-        _ => Err(protocol_error("an operation of another script")),
+        _ => Err(foreign_operation()),
     }
 }

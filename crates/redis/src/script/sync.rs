@@ -1,13 +1,13 @@
 //! The arguments and replies of `lua/sync.lua`.
 
-use std::collections::HashMap;
-
 use redis::Value;
-use tidegate_core::{AlgorithmKind, Limit, Timestamp};
+use tidegate_core::Timestamp;
 use tidegate_store::StoreError;
 
-use super::{CALLER_TTL_MILLIS, MIN_TTL_MILLIS, ScriptCall, protocol_error};
-use crate::key::KeyName;
+use super::{
+    CALLER_TTL_MILLIS, KeyList, MIN_TTL_MILLIS, ScriptCall, double, foreign_operation, limit_numbers,
+    packed_reply, protocol_error,
+};
 use crate::operation::{Operation, OperationReply};
 use crate::sync::{CounterExchange, ExchangeReply, ExchangedCounter};
 
@@ -26,80 +26,41 @@ const RESET: u8 = 2;
 
 /// Encodes exchanges and resets for one call.
 pub(super) fn encode(operations: &[&Operation], now: Option<Timestamp>) -> Result<ScriptCall, StoreError> {
-    let mut packed = PackedOperations::default();
+    let (mut keys, mut packed) = (KeyList::default(), Vec::new());
     for operation in operations {
         match operation {
             Operation::Exchange(counters) => {
                 for counter in counters {
-                    packed.push_key(EXCHANGE, &counter.key)?;
-                    push_exchange(&mut packed.bytes, counter)?;
+                    packed.push(EXCHANGE);
+                    packed.extend(keys.position(&counter.key)?.to_le_bytes());
+                    push_exchange(&mut packed, counter)?;
                 }
             }
-            Operation::ResetCopies(key) => packed.push_key(RESET, key)?,
-            _ => return Err(protocol_error("an operation of another script")),
+            Operation::ResetCopies(key) => {
+                packed.push(RESET);
+                packed.extend(keys.position(key)?.to_le_bytes());
+            }
+            _ => return Err(foreign_operation()),
         }
     }
     let ttl = if now.is_some() { CALLER_TTL_MILLIS } else { MIN_TTL_MILLIS };
     let now = now.map_or(Vec::new(), |now| now.as_micros().to_string().into_bytes());
-    Ok(ScriptCall { keys: packed.keys, arguments: vec![now, ttl.to_string().into_bytes(), packed.bytes] })
-}
-
-/// The packed operations and the index of each key.
-#[derive(Default)]
-struct PackedOperations<'a> {
-    bytes: Vec<u8>,
-    keys: Vec<Vec<u8>>,
-    indexes: HashMap<&'a [u8], u16>,
-}
-
-impl<'a> PackedOperations<'a> {
-    fn push_key(&mut self, kind: u8, key: &'a KeyName) -> Result<(), StoreError> {
-        let next =
-            u16::try_from(self.keys.len() + 1).map_err(|_| protocol_error("too many counters in a call"))?;
-        let index = *self.indexes.entry(key.as_bytes()).or_insert_with(|| {
-            self.keys.push(key.as_bytes().to_vec());
-            next
-        });
-        self.bytes.push(kind);
-        self.bytes.extend_from_slice(&index.to_le_bytes());
-        Ok(())
-    }
+    Ok(ScriptCall { keys: keys.keys, arguments: vec![now, ttl.to_string().into_bytes(), packed] })
 }
 
 fn push_exchange(packed: &mut Vec<u8>, counter: &CounterExchange) -> Result<(), StoreError> {
     let (algorithm, limit) = limit_numbers(&counter.limit)?;
     packed.push(algorithm);
-    let stamps = [counter.node.0, counter.number, counter.epoch].map(exact);
+    let stamps = [counter.node.0, counter.number, counter.epoch];
+    packed.extend(limit.into_iter().chain(stamps).flat_map(double));
     let delta = counter.limit.delta_numbers(&counter.delta).map(signed);
-    for number in limit.map(exact).into_iter().chain(stamps).chain(delta) {
-        packed.extend_from_slice(&number.to_le_bytes());
-    }
+    packed.extend(delta.into_iter().flat_map(f64::to_le_bytes));
     Ok(())
-}
-
-/// The algorithm's number and the parameters.
-fn limit_numbers(limit: &Limit) -> Result<(u8, [u64; 4]), StoreError> {
-    let capacity = limit.capacity();
-    match limit.kind() {
-        AlgorithmKind::TokenBucket(bucket) => {
-            let rate = bucket.rate();
-            Ok((1, [capacity, rate.tick().micros(), rate.unit().get(), rate.drain().get()]))
-        }
-        AlgorithmKind::FixedWindow(window) => Ok((2, [capacity, window.window().as_micros(), 0, 0])),
-        AlgorithmKind::SlidingCounter(window) => {
-            let tick = limit.tick().micros();
-            Ok((3, [capacity, tick, window.window().as_micros() / tick, 0]))
-        }
-        AlgorithmKind::LeakyBucket(_) | AlgorithmKind::SlidingLog(_) => {
-            Err(StoreError::Unsupported { algorithm: limit.algorithm() })
-        }
-    }
 }
 
 /// Decodes the reply to the call that [`encode`] made of the same operations.
 pub(super) fn decode(operations: &[&Operation], reply: &Value) -> Result<Vec<OperationReply>, StoreError> {
-    let Value::BulkString(bytes) = reply else { return Err(protocol_error("the reply is not a string")) };
-    let (numbers, rest) = bytes.as_chunks::<8>();
+    let (numbers, rest) = packed_reply(reply)?.as_chunks::<8>();
     if !rest.is_empty() {
         return Err(protocol_error("the reply is not a list of numbers"));
     }
@@ -141,11 +102,6 @@ fn exchange_reply(
     }
     let [before, after] = [before, after].map(|numbers| counter.limit.state_from_numbers(numbers));
     Ok(ExchangeReply::Counter(ExchangedCounter { epoch, before, after }))
-}
-
-#[expect(clippy::cast_precision_loss, reason = "at most 2^53, which a double represents exactly")]
-fn exact(number: u64) -> f64 {
-    number.min(1 << 53) as f64
 }
 
 #[expect(
