@@ -9,7 +9,7 @@
 //!
 //! - [`Limiter::check`]: a request, as [`Facts`](tidegate_policy::Facts). The policy decides which rules apply.
 //! - [`Limiter::check_rule`]: one rule by its name, for a client that the caller has identified.
-//! - [`Limiter::check_limit`]: a limit that the caller supplies.
+//! - [`Limiter::check_limits`]: limits that the caller supplies.
 //!
 //! ```
 //! use std::sync::Arc;

@@ -3,7 +3,7 @@
 use std::sync::{Arc, Mutex, PoisonError};
 
 use arc_swap::ArcSwap;
-use tidegate_core::{ActionSet, Check, Cost, CounterKey, Decision, Limit, Timestamp, Verdict};
+use tidegate_core::{ActionSet, Cost, CounterKey, Decision, Timestamp, Verdict};
 use tidegate_policy::{
     ActivePolicy, Admission, Bans, Exclusion, Facts, MatchedRequest, RuleClient, RuleSharing, RuntimeData,
     Scratch,
@@ -327,17 +327,6 @@ impl<S: Store + 'static> Limiter<S> {
             Some(Exclusion::Banned(by)) => Err(SkipReason::excluded(by)),
             Some(Exclusion::Exempt(why)) => Err(SkipReason::Exempt(why)),
         })
-    }
-
-    /// Checks a limit that the caller supplies. The rule of `key` must not be one of the policy.
-    pub async fn check_limit(
-        &self,
-        key: CounterKey<'_>,
-        limit: &Limit,
-        cost: Cost,
-        now: Timestamp,
-    ) -> Result<Decision, StoreError> {
-        self.store().decide(&[Check::new(key, limit).cost(cost)], now).await
     }
 
     /// Decides about the request whose checks `find` returns: lock-outs, permits, limits.

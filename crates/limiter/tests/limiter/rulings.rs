@@ -1,6 +1,6 @@
 //! Rulings on requests.
 
-use tidegate_core::{Cost, CounterKey, Limit, RuleId, Spec, TimeSpan, Timestamp};
+use tidegate_core::{Check, Cost, CounterKey, Limit, RuleId, Spec, TimeSpan, Timestamp};
 use tidegate_limiter::Ruling;
 use tidegate_policy::{Ban, Bans, Subject};
 
@@ -194,14 +194,14 @@ async fn check_rule_shares_counters_with_requests() {
 }
 
 #[tokio::test]
-async fn check_limit_counts_by_the_supplied_limit() {
+async fn check_limits_counts_by_the_supplied_limit() {
     let bench = Bench::new(HOURLY);
     let limit =
         Limit::new(tidegate_core::Algorithm::TokenBucket, Spec::new(3, TimeSpan::from_secs(60))).unwrap();
-    let key = CounterKey::new(RuleId::named("throttle"), b"ann");
+    let check = Check::new(CounterKey::new(RuleId::named("throttle"), b"ann"), &limit);
     let mut left = Vec::new();
     for _ in 0..4 {
-        let decision = bench.limiter.check_limit(key, &limit, Cost::ONE, bench.now()).await.unwrap();
+        let decision = bench.limiter.check_limits(&[check], bench.now()).await.unwrap();
         left.push((decision.passes(), decision.outcomes[0].remaining));
     }
     assert_eq!(left, [(true, 2), (true, 1), (true, 0), (false, 0)]);

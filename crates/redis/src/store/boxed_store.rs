@@ -1,7 +1,5 @@
 //! One interface of the stores that decide for a node.
 
-use std::future::ready;
-
 use futures_util::future::BoxFuture;
 use tidegate_core::{Check, CounterKey, Decision, Outcomes, Refund, Timestamp};
 use tidegate_store::{Override, Store, StoreError};
@@ -90,39 +88,34 @@ impl UnlimitedStore {
     }
 }
 
-impl BoxedStore for UnlimitedStore {
+impl Store for UnlimitedStore {
+    async fn decide(&self, checks: &[Check<'_>], now: Timestamp) -> Result<Decision, StoreError> {
+        Ok(Self::pass(checks, now))
+    }
+
     fn try_decide(&self, checks: &[Check<'_>], now: Timestamp) -> Option<Result<Decision, StoreError>> {
         Some(Ok(Self::pass(checks, now)))
     }
 
-    fn decide<'f>(&'f self, checks: &'f [Check<'f>], now: Timestamp) -> BoxDecision<'f> {
-        Box::pin(ready(Ok(Self::pass(checks, now))))
+    async fn peek(&self, checks: &[Check<'_>], now: Timestamp) -> Result<Decision, StoreError> {
+        Ok(Self::pass(checks, now))
     }
 
-    fn decide_batch<'f>(
-        &'f self,
-        batch: &'f [&'f [Check<'f>]],
-        now: Timestamp,
-        decisions: &'f mut Vec<Decision>,
-    ) -> BoxChange<'f> {
-        decisions.extend(batch.iter().map(|checks| Self::pass(checks, now)));
-        Box::pin(ready(Ok(())))
+    async fn refund(&self, _: &[Refund<'_>], _: Timestamp) -> Result<bool, StoreError> {
+        Ok(false)
     }
 
-    fn peek<'f>(&'f self, checks: &'f [Check<'f>], now: Timestamp) -> BoxDecision<'f> {
-        self.decide(checks, now)
+    async fn reset(&self, _: CounterKey<'_>) -> Result<(), StoreError> {
+        Ok(())
     }
 
-    fn refund<'f>(&'f self, _: &'f [Refund<'f>], _: Timestamp) -> BoxRefund<'f> {
-        Box::pin(ready(Ok(false)))
-    }
-
-    fn reset<'f>(&'f self, _: CounterKey<'f>) -> BoxChange<'f> {
-        Box::pin(ready(Ok(())))
-    }
-
-    fn override_limit<'f>(&'f self, _: CounterKey<'f>, _: Option<Override>, _: Timestamp) -> BoxChange<'f> {
-        Box::pin(ready(Ok(())))
+    async fn override_limit(
+        &self,
+        _: CounterKey<'_>,
+        _: Option<Override>,
+        _: Timestamp,
+    ) -> Result<(), StoreError> {
+        Ok(())
     }
 }
 

@@ -78,7 +78,7 @@ async fn script_merges_deltas_like_core() {
                 let cost = Cost::new(random.u64(1..=limit.capacity()));
                 limit.charge_with_delta(&mut own, &mut delta, now, cost);
                 if random.u8(..4) == 0 {
-                    limit.refund_with_delta(&mut own, &mut delta, (now, now), cost);
+                    limit.refund_with_delta(&mut own, &mut delta, now, now, cost);
                 }
             }
             now = now + TimeSpan::from_micros(random.u64(0..=span / 2 + 1));
@@ -157,7 +157,7 @@ async fn entry_of_a_drained_counter_outlives_repetitions_of_its_changes() {
         limit.charge_with_delta(&mut own, &mut delta, now, Cost::ONE);
         exchange(&link, CounterExchange { number: 1, delta, ..sent.clone() }, now).await;
         let mut delta = CounterDelta::default();
-        limit.refund_with_delta(&mut own, &mut delta, (now, now), Cost::ONE);
+        limit.refund_with_delta(&mut own, &mut delta, now, now, Cost::ONE);
         exchange(&link, CounterExchange { number: 2, delta, ..sent.clone() }, now).await;
         // Within its span, a repeated change would be applied to an entry that does not know its number.
         let pttl = redis::cmd("PTTL").arg(sent.key.as_bytes()).to_owned();

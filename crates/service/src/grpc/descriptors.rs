@@ -74,7 +74,9 @@ pub(super) async fn decide<S: Store + 'static>(
         refund(worker.limiter.store(), decision, &checks, now).await;
     }
     drop(checks);
-    Ok(respond(worker, &found, &keys, decision.as_ref(), is_exhausted, now, envoy, record))
+    let decided =
+        DecidedDescriptors { found: &found, keys: &keys, decision: decision.as_ref(), is_exhausted };
+    Ok(respond(worker, &decided, now, envoy, record))
 }
 
 /// Refunds what was charged, and reports what remains then. The verdicts stay, whatever other calls change meanwhile.
@@ -97,6 +99,17 @@ struct FoundDescriptor<'d> {
     cost: Cost,
     /// Whether it is one of several descriptors in quota mode.
     is_alternative: bool,
+}
+
+/// The descriptors of a request, and what the store has decided about them.
+struct DecidedDescriptors<'f, 'd> {
+    found: &'f [FoundDescriptor<'d>],
+    /// The clients of all counters.
+    keys: &'f [u8],
+    /// `None` if the store failed, and nothing can reject.
+    decision: Option<&'f Decision>,
+    /// Whether all descriptors in quota mode are over their limits.
+    is_exhausted: bool,
 }
 
 enum FoundLimit<'d> {
@@ -338,10 +351,7 @@ pub(super) fn response_unit(unit: RateUnit) -> ResponseUnit {
 /// are over their limits.
 fn respond<S: Store + 'static>(
     worker: &ServiceWorker<S>,
-    found: &[FoundDescriptor<'_>],
-    keys: &[u8],
-    decision: Option<&Decision>,
-    is_exhausted: bool,
+    &DecidedDescriptors { found, keys, decision, is_exhausted }: &DecidedDescriptors<'_, '_>,
     now: Timestamp,
     envoy: &ServedEnvoyLimits,
     record: &mut RequestRecord<'_>,

@@ -85,40 +85,33 @@ impl<'de, T: Deserialize<'de>> Deserialize<'de> for JsonObject<T> {
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "camelCase")]
 struct JsonRequest {
-    #[serde(default)]
     domain: Option<String>,
-    #[serde(default)]
     descriptors: Option<Vec<JsonObject<JsonDescriptor>>>,
-    #[serde(default, alias = "hits_addend")]
+    #[serde(alias = "hits_addend")]
     hits_addend: Option<JsonNumber<u32>>,
 }
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "camelCase")]
 struct JsonDescriptor {
-    #[serde(default)]
     entries: Option<Vec<JsonObject<JsonEntry>>>,
-    #[serde(default)]
     limit: Option<JsonObject<JsonOverride>>,
-    #[serde(default, alias = "hits_addend")]
+    #[serde(alias = "hits_addend")]
     hits_addend: Option<JsonNumber<u64>>,
 }
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct JsonEntry {
-    #[serde(default)]
     key: Option<String>,
-    #[serde(default)]
     value: Option<String>,
 }
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "camelCase")]
 struct JsonOverride {
-    #[serde(default, alias = "requests_per_unit")]
+    #[serde(alias = "requests_per_unit")]
     requests_per_unit: Option<JsonNumber<u32>>,
-    #[serde(default)]
     unit: Option<JsonUnit>,
 }
 
