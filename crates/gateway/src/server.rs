@@ -1,7 +1,5 @@
 //! The gateway: the active policy, and one thread for each worker.
 
-use std::io;
-use std::net::SocketAddr;
 use std::rc::Rc;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
@@ -10,18 +8,15 @@ use std::time::Duration;
 use arc_swap::ArcSwap;
 use thiserror::Error;
 use tidegate_limiter::Limiter;
-use tidegate_listener::{ConnectionLimiter, Listener};
+use tidegate_listener::{ConnectionLimiter, Listener, WorkerSocket, WorkerStartError, start_workers};
 use tidegate_policy::ActivePolicy;
 use tidegate_store::{Store, StoreError};
 use tidegate_telemetry::{Exposition, MetricsReader};
-use tokio::net::TcpListener;
-use tokio::runtime::{Builder, LocalOptions};
 use tokio::sync::watch;
-use tokio_rustls::TlsAcceptor;
 use tokio_util::task::TaskTracker;
 
 use crate::builder::GatewayBuilder;
-use crate::conn::Acceptor;
+use crate::conn::accept;
 use crate::resource_limits::ResourceLimits;
 use crate::snapshot::{Snapshot, SnapshotError};
 use crate::upstream::{Connector, TlsError, UpstreamGroup, health};
@@ -60,38 +55,9 @@ pub enum StartError {
     /// TLS towards upstreams cannot be set up.
     #[error(transparent)]
     Tls(#[from] TlsError),
-    /// A worker cannot use its socket of a listener.
-    #[error("worker {worker} cannot listen on {address}")]
-    Listener {
-        /// The number of the worker.
-        worker: usize,
-        /// The address of the listener.
-        address: SocketAddr,
-        /// The cause.
-        source: io::Error,
-    },
-    /// The system cannot start the thread of a worker.
-    #[error("cannot start the thread of worker {worker}")]
-    Thread {
-        /// The number of the worker.
-        worker: usize,
-        /// The cause.
-        source: io::Error,
-    },
-    /// The async runtime of a worker cannot start.
-    #[error("cannot start the runtime of worker {worker}")]
-    Runtime {
-        /// The number of the worker.
-        worker: usize,
-        /// The cause.
-        source: io::Error,
-    },
-    /// The thread of a worker ended before it had started.
-    #[error("the thread of worker {worker} failed to start")]
-    Ended {
-        /// The number of the worker.
-        worker: usize,
-    },
+    /// A worker cannot start.
+    #[error(transparent)]
+    Worker(#[from] WorkerStartError),
 }
 
 impl<S: Store + 'static> Gateway<S> {
@@ -142,86 +108,29 @@ impl<S: Store + 'static> Gateway<S> {
         stop: &watch::Receiver<bool>,
         drain: Duration,
     ) -> Result<Vec<JoinHandle<()>>, StartError> {
-        let workers = listeners.iter().map(|listener| listener.sockets().len()).max().unwrap_or_default();
-        (0..workers).map(|worker| self.start_worker(worker, listeners, stop, drain)).collect()
-    }
-
-    fn start_worker(
-        &self,
-        worker: usize,
-        listeners: &[Listener],
-        stop: &watch::Receiver<bool>,
-        drain: Duration,
-    ) -> Result<JoinHandle<()>, StartError> {
-        let mut sockets = Vec::new();
-        for listener in listeners {
-            if let Some(socket) = listener.sockets().get(worker) {
-                let address = listener.address();
-                let socket =
-                    socket.try_clone().map_err(|source| StartError::Listener { worker, address, source })?;
-                sockets.push(WorkerSocket { socket, address, tls: listener.tls().cloned() });
-            }
-        }
-        let (snapshot, shared) = (Arc::clone(&self.snapshot), self.shared.clone());
-        let (connector, limits, connections) =
-            (self.connector.clone(), self.limits, Arc::clone(&self.connections));
-        let stop = stop.clone();
-        let (starting, started) = std::sync::mpsc::sync_channel(1);
-        let thread = std::thread::Builder::new().name(format!("worker-{worker}"));
-        let handle = thread.spawn(move || {
-            // The runtime is built on its own thread: no part of a request changes threads.
-            let runtime =
-                match Builder::new_current_thread().enable_all().build_local(LocalOptions::default()) {
-                    Ok(runtime) => runtime,
-                    Err(source) => return drop(starting.send(Err(StartError::Runtime { worker, source }))),
-                };
-            runtime.block_on(async {
-                let acceptors = match acceptors(worker, sockets, &connections) {
-                    Ok(acceptors) => acceptors,
-                    Err(error) => return drop(starting.send(Err(error))),
-                };
-                // A closed channel means that the start failed elsewhere; `stop` ends this worker then.
-                let _ = starting.send(Ok(()));
-                if worker == 0 {
+        let listeners: Vec<_> = listeners.iter().collect();
+        let workers = start_workers("worker", &listeners, |number| {
+            let (snapshot, shared) = (Arc::clone(&self.snapshot), self.shared.clone());
+            let (connector, limits) = (self.connector.clone(), self.limits);
+            let (connections, stop) = (Arc::clone(&self.connections), stop.clone());
+            move |sockets| async move {
+                if number == 0 {
                     let log = shared.telemetry.log().clone();
                     tokio::task::spawn_local(health::watch(Arc::clone(&snapshot), connector.clone(), log));
                 }
                 let worker = Rc::new(Worker::new(snapshot, shared, connector, limits, stop.clone()));
-                run(worker, acceptors, stop, drain).await;
-            });
+                run(worker, sockets, &connections, stop, drain).await;
+            }
         });
-        let handle = handle.map_err(|source| StartError::Thread { worker, source })?;
-        // A closed channel means the thread failed to start.
-        started.recv().unwrap_or(Err(StartError::Ended { worker }))?;
-        Ok(handle)
+        Ok(workers?)
     }
-}
-
-/// The socket that a worker has of one listener.
-struct WorkerSocket {
-    socket: std::net::TcpListener,
-    address: SocketAddr,
-    tls: Option<TlsAcceptor>,
-}
-
-/// Registers the sockets of a worker with its runtime.
-fn acceptors(
-    worker: usize,
-    sockets: Vec<WorkerSocket>,
-    limiter: &Arc<ConnectionLimiter>,
-) -> Result<Vec<Acceptor>, StartError> {
-    let acceptor = |WorkerSocket { socket, address, tls }| {
-        let listener = TcpListener::from_std(socket);
-        let listener = listener.map_err(|source| StartError::Listener { worker, address, source })?;
-        Ok(Acceptor { listener, tls, limiter: Arc::clone(limiter) })
-    };
-    sockets.into_iter().map(acceptor).collect()
 }
 
 /// Serves with one worker until `stop` turns true, then drains its connections.
 async fn run<S: Store + 'static>(
     worker: Rc<Worker<S>>,
-    acceptors: Vec<Acceptor>,
+    sockets: Vec<WorkerSocket>,
+    connections: &Arc<ConnectionLimiter>,
     mut stop: watch::Receiver<bool>,
     drain: Duration,
 ) {
@@ -229,8 +138,9 @@ async fn run<S: Store + 'static>(
     let open = TaskTracker::new();
     tokio::task::spawn_local(Rc::clone(&worker.watchdog).run(stop.clone()));
     tokio::task::spawn_local(Rc::clone(&worker.transport).run());
-    for acceptor in acceptors {
-        let accepting = acceptor.run(Rc::clone(&worker), stop.clone(), open.clone());
+    for socket in sockets {
+        let limiter = Arc::clone(connections);
+        let accepting = accept(socket, limiter, Rc::clone(&worker), stop.clone(), open.clone());
         tokio::task::spawn_local(open.track_future(accepting));
     }
     // A closed channel means the same as `true`.

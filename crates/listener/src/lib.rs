@@ -2,7 +2,7 @@
 //! connections, and the framing of HTTP/1.1 requests.
 //!
 //! The gateway and the decision service accept connections through a [`Listener`]. It is bound here, or adopted from a
-//! service manager or from a process that is being replaced.
+//! service manager or from a process that is being replaced. [`start_workers`] starts their threads.
 //!
 //! hyper reads chunked bodies leniently. [`RequestFraming`] finds them in the bytes of a client, and [`ChunkScanner`] checks them
 //! first; [`FramedIo`] applies both to a stream.
@@ -18,6 +18,7 @@ mod framed_io;
 mod head_lines;
 mod listener;
 mod request_framing;
+mod workers;
 
 pub use bearer::bearer;
 pub use certificate::{CertificateResolver, ServerCertificate, ServerCertificateError};
@@ -28,3 +29,4 @@ pub use framed_io::{FramedIo, NextBody};
 pub use head_lines::find_line;
 pub use listener::{ListenError, Listener};
 pub use request_framing::{BodyLength, HeadLine, RequestFraming};
+pub use workers::{WorkerSocket, WorkerStartError, start_workers};

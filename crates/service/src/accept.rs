@@ -1,15 +1,15 @@
-//! The accept loop of one listening socket on one worker.
+//! Accepts connections of one listening socket on one worker.
 
 use std::net::SocketAddr;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tidegate_listener::{ConnectionLimiter, ConnectionPermit};
+use tidegate_listener::{ConnectionLimiter, ConnectionPermit, WorkerSocket};
 use tidegate_store::Store;
 use tidegate_telemetry::Protocol;
 use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::net::{TcpListener, TcpStream};
+use tokio::net::TcpStream;
 use tokio::sync::watch;
 use tokio_rustls::TlsAcceptor;
 use tokio_util::task::TaskTracker;
@@ -17,16 +17,13 @@ use tokio_util::task::TaskTracker;
 use crate::worker::ServiceWorker;
 use crate::{grpc, http, resp};
 
-/// Pause after a failed accept. Without it the loop would spin while no file descriptors are left.
-const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 /// The timeout of a TLS handshake.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// A listening socket of one worker.
 pub(crate) struct ServiceAcceptor {
     pub(crate) protocol: Protocol,
-    pub(crate) listener: TcpListener,
-    pub(crate) tls: Option<TlsAcceptor>,
+    pub(crate) socket: WorkerSocket,
     pub(crate) limiter: Arc<ConnectionLimiter>,
 }
 
@@ -44,29 +41,23 @@ impl ServiceAcceptor {
     pub(crate) async fn run<S: Store + 'static>(
         self,
         worker: Rc<ServiceWorker<S>>,
-        mut stop: watch::Receiver<bool>,
+        stop: watch::Receiver<bool>,
         open: TaskTracker,
     ) {
-        loop {
-            let accepted = tokio::select! {
-                biased;
-                _ = stop.wait_for(|stop| *stop) => return,
-                accepted = self.listener.accept() => accepted,
-            };
-            let Ok((stream, peer)) = accepted else {
-                tokio::time::sleep(ACCEPT_PAUSE).await;
-                continue;
-            };
+        let Self { protocol, socket, limiter } = self;
+        let (tls, stopping) = (socket.tls().cloned(), stop.clone());
+        let serve = |io, peer: SocketAddr| {
             // A connection over the limit is closed immediately, so that it uses no resources.
-            let permit = self.limiter.acquire(peer.ip());
-            worker.recorder(self.protocol).count_connection(permit.is_some());
-            let Some(permit) = permit else { continue };
-            let counted = CountedConnection { worker: Rc::clone(&worker), protocol: self.protocol };
+            let permit = limiter.acquire(peer.ip());
+            worker.recorder(protocol).count_connection(permit.is_some());
+            let Some(permit) = permit else { return };
+            let counted = CountedConnection { worker: Rc::clone(&worker), protocol };
             let connection =
-                ServiceConnection { io: stream, peer, worker: Rc::clone(&worker), stop: stop.clone() };
-            let serving = serve(self.protocol, self.tls.clone(), connection, (permit, counted));
+                ServiceConnection { io, peer, worker: Rc::clone(&worker), stop: stopping.clone() };
+            let serving = serve(protocol, tls.clone(), connection, (permit, counted));
             tokio::task::spawn_local(open.track_future(serving));
-        }
+        };
+        socket.accept(stop, serve).await;
     }
 }
 

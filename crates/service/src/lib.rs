@@ -26,4 +26,4 @@ mod worker;
 
 #[doc(hidden)]
 pub use resp::{Arguments, CommandParser, FrameError};
-pub use server::{Service, ServiceListener, ServiceStartError};
+pub use server::{Service, ServiceListener};

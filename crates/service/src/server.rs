@@ -1,22 +1,16 @@
 //! Starts one worker thread for each core.
 
-use std::io;
-use std::net::SocketAddr;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use thiserror::Error;
 use tidegate_limiter::Limiter;
-use tidegate_listener::{ConnectionLimiter, Listener};
+use tidegate_listener::{ConnectionLimiter, Listener, WorkerSocket, WorkerStartError, start_workers};
 use tidegate_policy::EnvoyLimits;
 use tidegate_store::{Store, StoreError};
 use tidegate_telemetry::{Protocol, Telemetry};
-use tokio::net::TcpListener;
-use tokio::runtime::{Builder, LocalOptions};
 use tokio::sync::watch;
-use tokio_rustls::TlsAcceptor;
 use tokio_util::task::TaskTracker;
 
 use crate::accept::ServiceAcceptor;
@@ -47,29 +41,6 @@ pub struct ServiceListener {
     pub protocol: Protocol,
     /// The listener.
     pub listener: Listener,
-}
-
-/// Why the decision service cannot start.
-#[derive(Debug, Error)]
-pub enum ServiceStartError {
-    /// A worker cannot use its socket of a listener.
-    #[error("worker {worker} of the decision service cannot listen on {address}")]
-    Listener {
-        /// The number of the worker.
-        worker: usize,
-        /// The address of the listener.
-        address: SocketAddr,
-        /// The cause.
-        source: io::Error,
-    },
-    /// The system cannot start the thread or the async runtime of a worker.
-    #[error("cannot start worker {worker} of the decision service")]
-    Thread {
-        /// The number of the worker.
-        worker: usize,
-        /// The cause.
-        source: io::Error,
-    },
 }
 
 impl<S: Store + 'static> Service<S> {
@@ -112,89 +83,26 @@ impl<S: Store + 'static> Service<S> {
         listeners: &[ServiceListener],
         stop: &watch::Receiver<bool>,
         drain: Duration,
-    ) -> Result<Vec<JoinHandle<()>>, ServiceStartError> {
-        let sockets = |listener: &ServiceListener| listener.listener.sockets().len();
-        let workers = listeners.iter().map(sockets).max().unwrap_or_default();
-        (0..workers).map(|worker| self.start_worker(worker, listeners, stop, drain)).collect()
-    }
-
-    fn start_worker(
-        &self,
-        worker: usize,
-        listeners: &[ServiceListener],
-        stop: &watch::Receiver<bool>,
-        drain: Duration,
-    ) -> Result<JoinHandle<()>, ServiceStartError> {
-        let mut sockets = Vec::new();
-        for ServiceListener { protocol, listener } in listeners {
-            if let Some(socket) = listener.sockets().get(worker) {
-                let address = listener.address();
-                let socket = socket.try_clone();
-                let socket =
-                    socket.map_err(|source| ServiceStartError::Listener { worker, address, source })?;
-                sockets.push(ServiceSocket {
-                    protocol: *protocol,
-                    socket,
-                    address,
-                    tls: listener.tls().cloned(),
-                });
-            }
-        }
-        let (limiter, telemetry) = (Arc::clone(&self.limiter), self.telemetry.clone());
-        let (connections, envoy, stop) =
-            (Arc::clone(&self.connections), Arc::clone(&self.envoy), stop.clone());
-        let (reservations, tokens) = (Arc::clone(&self.reservations), Arc::clone(&self.tokens));
-        let (starting, started) = std::sync::mpsc::sync_channel(1);
-        let thread = std::thread::Builder::new().name(format!("service-{worker}"));
-        let handle = thread.spawn(move || {
-            // The runtime is built on its own thread: no part of a request changes threads.
-            let runtime =
-                match Builder::new_current_thread().enable_all().build_local(LocalOptions::default()) {
-                    Ok(runtime) => runtime,
-                    Err(source) => {
-                        return drop(starting.send(Err(ServiceStartError::Thread { worker, source })));
-                    }
-                };
-            runtime.block_on(async {
-                let acceptors = match acceptors(worker, sockets, &connections) {
-                    Ok(acceptors) => acceptors,
-                    Err(error) => return drop(starting.send(Err(error))),
-                };
-                // A closed channel means that the start failed elsewhere; `stop` ends this worker then.
-                let _ = starting.send(Ok(()));
+    ) -> Result<Vec<JoinHandle<()>>, WorkerStartError> {
+        let protocols: Vec<_> = listeners.iter().map(|listener| listener.protocol).collect();
+        let listeners: Vec<_> = listeners.iter().map(|listener| &listener.listener).collect();
+        start_workers("service", &listeners, |_| {
+            let (limiter, telemetry) = (Arc::clone(&self.limiter), self.telemetry.clone());
+            let (connections, envoy) = (Arc::clone(&self.connections), Arc::clone(&self.envoy));
+            let (reservations, tokens) = (Arc::clone(&self.reservations), Arc::clone(&self.tokens));
+            let (protocols, stop) = (protocols.clone(), stop.clone());
+            move |sockets| async move {
                 let http = HttpState::new(reservations);
                 let worker = ServiceWorker::new(limiter, telemetry, http, envoy).requiring(tokens);
+                let acceptor = |socket: WorkerSocket| {
+                    let (protocol, limiter) = (*protocols.get(socket.listener)?, Arc::clone(&connections));
+                    Some(ServiceAcceptor { protocol, socket, limiter })
+                };
+                let acceptors = sockets.into_iter().filter_map(acceptor).collect();
                 run(Rc::new(worker), acceptors, stop, drain).await;
-            });
-        });
-        let handle = handle.map_err(|source| ServiceStartError::Thread { worker, source })?;
-        // A closed channel means the thread failed to start.
-        let failed = || Err(ServiceStartError::Thread { worker, source: io::ErrorKind::Other.into() });
-        started.recv().unwrap_or_else(|_| failed())?;
-        Ok(handle)
+            }
+        })
     }
-}
-
-/// The socket that a worker has of one listener.
-struct ServiceSocket {
-    protocol: Protocol,
-    socket: std::net::TcpListener,
-    address: SocketAddr,
-    tls: Option<TlsAcceptor>,
-}
-
-/// Registers the sockets of a worker with its runtime.
-fn acceptors(
-    worker: usize,
-    sockets: Vec<ServiceSocket>,
-    limiter: &Arc<ConnectionLimiter>,
-) -> Result<Vec<ServiceAcceptor>, ServiceStartError> {
-    let acceptor = |ServiceSocket { protocol, socket, address, tls }| {
-        let listener = TcpListener::from_std(socket);
-        let listener = listener.map_err(|source| ServiceStartError::Listener { worker, address, source })?;
-        Ok(ServiceAcceptor { protocol, listener, tls, limiter: Arc::clone(limiter) })
-    };
-    sockets.into_iter().map(acceptor).collect()
 }
 
 /// Serves with one worker until `stop` turns true, then drains its connections.

@@ -24,7 +24,7 @@ mod response_streams;
 mod send_queue;
 mod unparsable;
 
-pub(crate) use accept::Acceptor;
+pub(crate) use accept::accept;
 pub(crate) use activity::{Activity, UnreadBody};
 pub(crate) use connection::ConnectionGuard;
 pub(crate) use idle_watchdog::Watchdog;
