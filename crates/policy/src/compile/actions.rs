@@ -159,10 +159,7 @@ fn borrow<'s>(node: &YamlNode<'s>, context: &mut CompileContext<'s, '_>) -> Opti
     let report = &mut context.report;
     let fields = Fields::open(node, &LEND, report)?;
     let units = fields.require("units", report).and_then(|node| scalar::positive(node, "`units`", report));
-    let repay = match fields.get("repay") {
-        Some(node) => scalar::positive(node, "`repay`", report),
-        None => Some(2),
-    };
+    let repay = fields.get_or("repay", 2, |node| scalar::positive(node, "`repay`", report));
     Some(Borrow { units: units?, repay: repay? })
 }
 
@@ -173,23 +170,15 @@ fn defer<'s>(node: &YamlNode<'s>, context: &mut CompileContext<'s, '_>) -> Optio
         fields.require("requests", report).and_then(|node| scalar::positive(node, "`requests`", report));
     let window = fields.require("window", report).and_then(|node| scalar::duration(node, report));
     let mut count = |key: &str, default: u32| {
-        let Some(node) = fields.get(key) else { return Some(default) };
-        scalar::positive_u32(node, &format!("`{key}`"), report)
+        fields.get_or(key, default, |node| scalar::positive_u32(node, &format!("`{key}`"), report))
     };
     let (queue, per_client) = (count("queue", DEFAULT_QUEUE), count("per_client", DEFAULT_PER_CLIENT));
     let attempts = count("attempts", DEFAULT_ATTEMPTS);
-    let body = match fields.get("body") {
-        Some(node) => scalar::size(node, report),
-        None => Some(DEFAULT_BODY),
-    };
-    let keep = match fields.get("keep") {
-        Some(node) => scalar::duration(node, report),
-        None => Some(DEFAULT_KEEP),
-    };
-    let stores_credentials = match fields.get("credentials") {
-        Some(node) => scalar::choice(node, "value", CREDENTIALS, &[false, true], report),
-        None => Some(false),
-    };
+    let body = fields.get_or("body", DEFAULT_BODY, |node| scalar::size(node, report));
+    let keep = fields.get_or("keep", DEFAULT_KEEP, |node| scalar::duration(node, report));
+    let stores_credentials = fields.get_or("credentials", false, |node| {
+        scalar::choice(node, "value", CREDENTIALS, &[false, true], report)
+    });
     Some(DeferAction {
         requests: requests?,
         window: window?,

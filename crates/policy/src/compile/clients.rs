@@ -233,15 +233,10 @@ fn name_source<'s>(
 
 fn token<'s>(node: &YamlNode<'s>, context: &mut CompileContext<'s, '_>) -> Option<TokenPlan> {
     let fields = Fields::open(node, &JWT, &mut context.report)?;
-    let header = match fields.get("header") {
-        Some(node) => scalar::header(node, &mut context.report),
-        None => Some("authorization".to_owned()),
-    };
-    let claim = match fields.get("claim") {
-        Some(node) => scalar::text(node, "the name of a claim, for example `sub`", &mut context.report)
-            .map(str::to_owned),
-        None => Some("sub".to_owned()),
-    };
+    let report = &mut context.report;
+    let header = fields.get_or("header", "authorization".to_owned(), |node| scalar::header(node, report));
+    let claim = fields
+        .get_or("claim", "sub", |node| scalar::text(node, "the name of a claim, for example `sub`", report));
     let key = match (fields.get("secret_file"), fields.get("jwks_file")) {
         (Some(_), Some(both)) => {
             let finding = Finding::error(both, "`jwt` has both `secret_file` and `jwks_file`");
@@ -262,7 +257,12 @@ fn token<'s>(node: &YamlNode<'s>, context: &mut CompileContext<'s, '_>) -> Optio
         }
     };
     let (key, verifier) = key?;
-    Some(TokenPlan { header: header?, claim: ClaimName(claim?), key, verifier: Arc::new(verifier) })
+    Some(TokenPlan {
+        header: header?,
+        claim: ClaimName(claim?.to_owned()),
+        key,
+        verifier: Arc::new(verifier),
+    })
 }
 
 fn secret(node: &YamlNode<'_>, context: &mut CompileContext<'_, '_>) -> Option<(TokenKey, Verifier)> {

@@ -7,19 +7,10 @@ use tidegate_core::{Algorithm, Limit, LimitError, RuleId, Spec};
 use crate::compile::names::NameConflict;
 use crate::compile::{CompileContext, actions, counters, mode, rejections, rules, scalar, store};
 use crate::endpoints::EndpointPattern;
-use crate::language::{ALGORITHMS, ENDPOINT, GLOBAL, LIMIT, Mapping};
+use crate::language::{ALGORITHM_VALUES, ALGORITHMS, ENDPOINT, GLOBAL, LIMIT, Mapping};
 use crate::plan::{Clients, EndpointRule, PathCase, Quota, RateLimits, Rule, Tier};
 use crate::raw::{Fields, Finding, MappingEntry, MappingKey, NodeRef, YamlNode, YamlValue};
 use crate::render::quote;
-
-/// The algorithms in the order of [`ALGORITHMS`].
-const ALGORITHM_VALUES: [Algorithm; 5] = [
-    Algorithm::SlidingCounter,
-    Algorithm::SlidingLog,
-    Algorithm::TokenBucket,
-    Algorithm::LeakyBucket,
-    Algorithm::FixedWindow,
-];
 
 /// Returns the names of the tiers, before anything is decoded.
 pub(super) fn tier_names<'n>(rate_limits: Option<&'n YamlNode<'_>>) -> Vec<&'n str> {
@@ -252,18 +243,11 @@ fn limit<'s>(
     let requests =
         fields.require("requests", report).and_then(|node| scalar::positive(node, "`requests`", report));
     let window = fields.require("window", report).and_then(|node| scalar::duration(node, report));
-    let algorithm = match fields.get("algorithm") {
-        Some(node) => scalar::choice(node, "algorithm", ALGORITHMS, &ALGORITHM_VALUES, report),
-        None => Some(Algorithm::SlidingCounter),
-    };
-    let burst = match fields.get("burst") {
-        Some(node) => Some(scalar::count(node, report)?),
-        None => None,
-    };
-    let max_wait = match fields.get("max_wait") {
-        Some(node) => Some(scalar::duration(node, report)?),
-        None => None,
-    };
+    let algorithm = fields.get_or("algorithm", Algorithm::SlidingCounter, |node| {
+        scalar::choice(node, "algorithm", ALGORITHMS, &ALGORITHM_VALUES, report)
+    });
+    let burst = fields.get_or("burst", None, |node| scalar::count(node, report).map(Some))?;
+    let max_wait = fields.get_or("max_wait", None, |node| scalar::duration(node, report).map(Some))?;
     let (algorithm, spec) = (algorithm?, Spec { requests: requests?, window: window?, burst, max_wait });
     let error = match Limit::new(algorithm, spec) {
         Ok(limit) => return Some((limit, spec)),

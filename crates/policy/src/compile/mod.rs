@@ -387,7 +387,7 @@ fn allow<'s>(node: &YamlNode<'s>, context: &mut CompileContext<'s, '_>) -> Vec<I
 }
 
 fn log<'s>(fields: &Fields<'_, 's>, report: &mut ProblemReport<'s>) -> Option<LogPlan> {
-    fields.get("log").map_or(Some(LogPlan::default()), |node| telemetry_config::log(node, report))
+    fields.get_or("log", LogPlan::default(), |node| telemetry_config::log(node, report))
 }
 
 fn headers(fields: &Fields<'_, '_>, report: &mut ProblemReport<'_>) -> Vec<HeaderStyle> {

@@ -157,7 +157,7 @@ fn bulkhead<'s>(fields: &Fields<'_, 's>, report: &mut ProblemReport<'s>) -> Opti
     let concurrent = fields
         .require("concurrent", report)
         .and_then(|node| scalar::positive_u32(node, "`concurrent`", report));
-    let queue = fields.get("queue").map_or(Some(0), |node| scalar::count_u32(node, report));
+    let queue = fields.get_or("queue", 0, |node| scalar::count_u32(node, report));
     let wait = fields.get("wait").map(|node| (node, scalar::duration(node, report)));
     if let (Some((node, Some(_))), Some(0)) = (wait, queue) {
         let finding = Finding::warning(NodeRef::from(node), "`wait` has no effect without `queue`");

@@ -165,7 +165,7 @@ pub(super) fn upstreams<'s>(node: &YamlNode<'s>, context: &mut CompileContext<'s
 fn decode_health<'s>(node: &YamlNode<'s>, report: &mut ProblemReport<'s>) -> Option<HealthCheckPlan> {
     const EVERY: TimeSpan = TimeSpan::from_secs(5);
     let fields = Fields::open(node, &HEALTH, report)?;
-    let every = fields.get("every").map_or(Some(EVERY), |node| scalar::duration(node, report));
+    let every = fields.get_or("every", EVERY, |node| scalar::duration(node, report));
     let node = fields.require("path", report)?;
     let path = scalar::text(node, "a path, for example `/healthz`", report)?;
     if !path.starts_with('/') || !path.bytes().all(|byte| byte.is_ascii_graphic()) {
@@ -258,14 +258,8 @@ fn route<'s>(
     report: &mut ProblemReport<'s>,
 ) -> Option<Route> {
     let fields = Fields::open(item, &ROUTE, report)?;
-    let host = match fields.get("host") {
-        Some(node) => host(node, report),
-        None => Some(HostPattern::Any),
-    };
-    let path = match fields.get("path") {
-        Some(node) => path(node, report),
-        None => Some(EndpointPattern::everything()),
-    };
+    let host = fields.get_or("host", HostPattern::Any, |node| host(node, report));
+    let path = fields.get_or("path", EndpointPattern::everything(), |node| path(node, report));
     let http = http::options(fields.get("http"), inherited, report);
     let upstream = fields.require("upstream", report).and_then(|node| {
         let name = scalar::text(node, "the name of an upstream, for example `api`", report)?;

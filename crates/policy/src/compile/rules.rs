@@ -51,10 +51,7 @@ impl RuleScope {
         context: &mut CompileContext<'s, '_>,
     ) -> Self {
         let name = fields.require("name", &mut context.report).and_then(|node| name(node, context));
-        let matches = match fields.get("match") {
-            Some(node) => matching(node, context),
-            None => Some(RuleMatch::default()),
-        };
+        let matches = fields.get_or("match", RuleMatch::default(), |node| matching(node, context));
         let known = context.configured.len();
         // The rule says itself where the user is.
         context.configured.extend(fields.get("user").map(|_| ClientKind::User));

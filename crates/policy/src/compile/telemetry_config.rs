@@ -10,9 +10,9 @@ use super::scalar;
 
 pub(super) fn log<'s>(node: &YamlNode<'s>, report: &mut ProblemReport<'s>) -> Option<LogPlan> {
     let fields = Fields::open(node, &LOG, report)?;
-    let access = fields.get("access").map_or(Some(SampleRate::NONE), |node| sample(node, report));
+    let access = fields.get_or("access", SampleRate::NONE, |node| sample(node, report));
     let rejected = fields.get("rejected").map_or(access, |node| sample(node, report));
-    let to = fields.get("to").map_or(Some(LogTarget::Stderr), |node| to(node, report));
+    let to = fields.get_or("to", LogTarget::Stderr, |node| to(node, report));
     Some(LogPlan { access: access?, rejected: rejected?, to: to? })
 }
 

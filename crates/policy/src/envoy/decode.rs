@@ -10,7 +10,7 @@ use super::wildcard::WildcardPattern;
 use super::{DescriptorLimit, EnvoyFile, EnvoyLimits, EnvoyRate, RateUnit, yaml11};
 use crate::compile::{self, scalar};
 use crate::language::{
-    ALGORITHMS, ENVOY_DESCRIPTOR, ENVOY_FILE, ENVOY_FLAGS, ENVOY_RATE_LIMIT, ENVOY_REPLACES,
+    ALGORITHM_VALUES, ALGORITHMS, ENVOY_DESCRIPTOR, ENVOY_FILE, ENVOY_FLAGS, ENVOY_RATE_LIMIT, ENVOY_REPLACES,
 };
 use crate::problem::{Problem, Problems};
 use crate::raw::{self, Fields, Finding, ProblemReport, SourcePosition, YamlNode, YamlValue, nearest};
@@ -304,18 +304,12 @@ fn decode_rate<'s>(
     let unit = fields.require("unit", report).and_then(|node| unit(node, report));
     let requests = fields.require("requests_per_unit", report);
     let requests = requests.and_then(|node| scalar::count_u32(&yaml11::decimal(node), report));
-    let multiplier = match fields.get("unit_multiplier") {
-        Some(node) => scalar::positive_u32(&yaml11::decimal(node), "`unit_multiplier`", report),
-        None => Some(1),
-    };
-    let algorithm = match fields.get("algorithm") {
-        Some(node) => {
-            let algorithms: Option<Vec<Algorithm>> =
-                ALGORITHMS.iter().map(|name| name.parse().ok()).collect();
-            scalar::choice(node, "algorithm", ALGORITHMS, &algorithms.unwrap_or_default(), report)
-        }
-        None => Some(Algorithm::FixedWindow),
-    };
+    let multiplier = fields.get_or("unit_multiplier", 1, |node| {
+        scalar::positive_u32(&yaml11::decimal(node), "`unit_multiplier`", report)
+    });
+    let algorithm = fields.get_or("algorithm", Algorithm::FixedWindow, |node| {
+        scalar::choice(node, "algorithm", ALGORITHMS, &ALGORITHM_VALUES, report)
+    });
     let rate = rate(algorithm?, requests?, unit?, multiplier?);
     rate.map_err(|_| {
         let at = fields.get("requests_per_unit").unwrap_or(node);

@@ -1,9 +1,19 @@
 //! The allowed names of choices, and common types of values.
 
+use tidegate_core::Algorithm;
+
 use super::Shape::{self, Choice, Text};
 
 pub(crate) const ALGORITHMS: &[&str] =
     &["sliding_window_counter", "sliding_window_log", "token_bucket", "leaky_bucket", "fixed_window"];
+/// The algorithms with these names.
+pub(crate) const ALGORITHM_VALUES: [Algorithm; 5] = [
+    Algorithm::SlidingCounter,
+    Algorithm::SlidingLog,
+    Algorithm::TokenBucket,
+    Algorithm::LeakyBucket,
+    Algorithm::FixedWindow,
+];
 pub(crate) const IDENTITIES: &[&str] = &["api_key", "user", "tenant", "ip", "fingerprint", "cookie"];
 /// How API keys are verified.
 pub(crate) const KEY_VERIFICATIONS: &[&str] = &["keys_file", "none"];

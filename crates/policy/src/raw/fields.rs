@@ -54,6 +54,16 @@ impl<'n, 's> Fields<'n, 's> {
         entries.iter().find(|entry| entry.key.text == key).map(|entry| &entry.value)
     }
 
+    /// Returns what `decode` makes of the value of `key`, or `default` if the key is absent.
+    pub(crate) fn get_or<T>(
+        &self,
+        key: &str,
+        default: T,
+        decode: impl FnOnce(&'n YamlNode<'s>) -> Option<T>,
+    ) -> Option<T> {
+        self.get(key).map_or(Some(default), decode)
+    }
+
     /// Returns the value of `key`; reports a missing key.
     pub(crate) fn require(&self, key: &str, report: &mut ProblemReport<'s>) -> Option<&'n YamlNode<'s>> {
         let value = self.get(key);
