@@ -75,6 +75,8 @@ enum ChunkState {
     TrailerLf,
     EndLf,
     End,
+    /// The body was found to be invalid, and stays so.
+    Invalid(ChunkError),
 }
 
 impl ChunkScanner {
@@ -111,8 +113,11 @@ impl ChunkScanner {
                     }
                 }
                 ChunkState::End => break,
+                ChunkState::Invalid(error) => return Err(error),
                 _ => {
-                    self.state = self.next(*byte)?;
+                    let next = self.next(*byte);
+                    self.state = next.unwrap_or_else(ChunkState::Invalid);
+                    next?;
                     read += 1;
                 }
             }

@@ -143,18 +143,13 @@ impl RequestFraming {
                     *self = Self::body(*left - length as u64);
                     length
                 }
-                Self::Chunked(scanner) => match scanner.scan(rest) {
-                    Ok(length) => {
-                        if scanner.has_ended() {
-                            *self = Self::START;
-                        }
-                        length
+                Self::Chunked(scanner) => {
+                    let length = scanner.scan(rest)?;
+                    if scanner.has_ended() {
+                        *self = Self::START;
                     }
-                    Err(error) => {
-                        *self = Self::Invalid(error);
-                        return Err(error);
-                    }
-                },
+                    length
+                }
                 Self::Invalid(error) => return Err(*error),
             };
             rest = &rest[length..];

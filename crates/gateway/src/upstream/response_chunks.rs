@@ -17,7 +17,6 @@ pub(super) enum ResponseChunks {
     Chunked(ChunkScanner),
     /// A body that is not chunked, another protocol, or bytes after a response.
     Other,
-    Invalid(ChunkError),
 }
 
 /// Looks for `Transfer-Encoding` in a head.
@@ -54,20 +53,14 @@ impl ResponseChunks {
                     *self = next;
                     length
                 }
-                Self::Chunked(scanner) => match scanner.scan(rest) {
-                    Ok(length) => {
-                        if scanner.has_ended() {
-                            *self = Self::Other;
-                        }
-                        length
+                Self::Chunked(scanner) => {
+                    let length = scanner.scan(rest)?;
+                    if scanner.has_ended() {
+                        *self = Self::Other;
                     }
-                    Err(error) => {
-                        *self = Self::Invalid(error);
-                        return Err(error);
-                    }
-                },
+                    length
+                }
                 Self::Other => return Ok(()),
-                Self::Invalid(error) => return Err(*error),
             };
             rest = &rest[length..];
         }
