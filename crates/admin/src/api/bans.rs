@@ -155,16 +155,13 @@ pub(super) async fn remove<R: Backend>(
     let plan = active.matcher.plan();
     // A client with several identities can be locked out, but not banned.
     let combination = request.subject.parse::<ClientName>().ok().filter(|name| name.kind().is_none());
-    let (name, was_banned, ended) = match combination {
-        Some(client) => {
-            let ended = server.state.end_lock_outs(|key| client.names(key)).await;
-            (client.to_string(), false, ended)
-        }
-        None => {
-            let subject = subject(server, &request.subject)?;
-            let ended = server.state.end_lock_outs(|key| subject.names(key)).await;
-            (subject.to_string(), server.state.unban(subject).await?, ended)
-        }
+    let (name, was_banned, ended) = if let Some(client) = combination {
+        let ended = server.state.end_lock_outs(|key| client.names(key)).await;
+        (client.to_string(), false, ended)
+    } else {
+        let subject = subject(server, &request.subject)?;
+        let ended = server.state.end_lock_outs(|key| subject.names(key)).await;
+        (subject.to_string(), server.state.unban(subject).await?, ended)
     };
     if was_banned || !ended.is_empty() {
         let what = if was_banned { "ban removed" } else { "lock-out ended" };
