@@ -129,7 +129,13 @@ async fn counters<R: Backend>(
         rules.filter_map(|rule| Some((rule, active.named_counter(rule, key)?))).collect();
     let checks: Vec<_> =
         counters.iter().map(|(rule, key)| Check::new(CounterKey::new(rule.id, key), &rule.limit)).collect();
-    let peeked = server.backend.limiter().store().peek(&checks, now).await.map_err(store_unavailable)?;
+    let peeked = server
+        .backend
+        .limiter()
+        .store()
+        .peek(&checks, now)
+        .await
+        .map_err(|error| store_unavailable(&error))?;
     let seconds = TimeSpan::as_secs_ceil;
     let views = counters.iter().zip(&peeked.outcomes).map(|((rule, key), outcome)| CounterView {
         rule: rule.name.clone(),

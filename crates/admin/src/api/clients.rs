@@ -36,7 +36,7 @@ pub(super) async fn reset<R: Backend>(
     let counters = counters(&active, &rules, &key)?;
     for (rule, key) in &counters {
         let result = server.backend.limiter().reset(CounterKey::new(rule.id, key)).await;
-        result.map_err(store_unavailable)?;
+        result.map_err(|error| store_unavailable(&error))?;
     }
     let names: Vec<_> = counters.iter().map(|(rule, _)| rule.name.as_str()).collect();
     let client = ClientName::from_key(&key);

@@ -86,6 +86,6 @@ async fn live_counters<R: Backend>(
     };
     let lock_outs = checks.iter().enumerate().filter_map(lock_out).collect();
     let checks: Vec<_> = checks.iter().map(ExplainedCheck::as_check).collect();
-    let decision = limiter.store().peek(&checks, now).await.map_err(store_unavailable)?;
+    let decision = limiter.store().peek(&checks, now).await.map_err(|error| store_unavailable(&error))?;
     Ok(LiveCounters { decision, lock_outs })
 }

@@ -74,7 +74,7 @@ pub(crate) async fn handle<R: Backend>(
 }
 
 /// The error of an operation for which the store did not respond.
-fn store_unavailable(error: StoreError) -> ApiError {
+fn store_unavailable(error: &StoreError) -> ApiError {
     ApiError::unavailable("store_unavailable", error.to_string())
 }
 

@@ -3,7 +3,7 @@
 //! A reservation is of one rule, of several, or of the rules that a request matches. Either all of them are charged or none is.
 
 use tidegate_core::{Cost, TimeSpan, Timestamp};
-use tidegate_limiter::{ChargeUse, Limiter, RuleCheck, Ruling};
+use tidegate_limiter::{Charge, ChargeUse, Limiter, RuleCheck, Ruling};
 use tidegate_policy::{ActivePolicy, Plan, RuleClient, Scratch};
 use tidegate_store::Store;
 use tidegate_telemetry::DecisionSink;
@@ -44,7 +44,7 @@ impl<'b> ReserveSubject<'b> {
                 CheckSubject::Rule { rule, client, cost } => {
                     Self::Rules(vec![(rule.into_owned(), client, cost)])
                 }
-                request => Self::Request(Box::new(request)),
+                request @ CheckSubject::Request(_) => Self::Request(Box::new(request)),
             });
         };
         if one.rule.is_some() || one.client.is_some() || one.cost.is_some() || one.request.is_some() {
@@ -130,7 +130,7 @@ pub(super) async fn reserve<S: Store + 'static>(
         let rules: Box<[Box<str>]> = match &subject {
             ReserveSubject::Rules(rules) => rules.iter().map(|(rule, ..)| rule.as_str().into()).collect(),
             ReserveSubject::Request(_) => {
-                let charged = charge.iter().flat_map(|charge| charge.rules());
+                let charged = charge.iter().flat_map(Charge::rules);
                 let plan: &Plan = policy.active.matcher.plan();
                 charged
                     .filter_map(|id| {
