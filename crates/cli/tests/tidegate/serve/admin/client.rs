@@ -55,7 +55,7 @@ fn client_shows_what_remains_in_every_store() {
             redis.url()
         )
     };
-    for store in ["".to_owned(), shared("central"), shared("lease"), shared("sync"), shared("static")] {
+    for store in [String::new(), shared("central"), shared("lease"), shared("sync"), shared("static")] {
         let text = policy_text(&store)
             .replace("requests: 5, window: 1h, algorithm: sliding_window_log", "requests: 1000, window: 1d");
         let gateway = AdminGateway::serve(PolicyFile::new(&text));
