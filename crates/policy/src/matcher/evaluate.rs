@@ -93,7 +93,7 @@ impl Matcher {
         found.clear();
         let case = self.path_case(facts);
         readings.set(facts.path, case);
-        self.find_rules((facts.path, case), readings, found);
+        self.find_rules(facts.path, case, readings, found);
         let mut rules = found.iter().filter_map(|index| self.plan.rate_limits.rules.get(*index as usize));
         rules.any(|custom| custom.body_user.is_some() && condition::has_method(&custom.matches, facts.method))
     }

@@ -23,13 +23,13 @@ fn counted(matcher: &Matcher, lines: &[(&str, &str)], body: BodyFacts<'_>) -> Ve
         Facts { method: "POST", host: Some("a.example"), path: "/login", headers: &headers, peer, body };
     let mut scratch = Scratch::default();
     assert!(matcher.reads_body(&facts, &mut scratch));
-    let Admission::Checked(matched) = matcher.admit(&facts, None, Timestamp::ZERO, &mut scratch) else {
+    let Admission::Checked(verdict) = matcher.admit(&facts, None, Timestamp::ZERO, &mut scratch) else {
         panic!("it is neither exempt nor banned")
     };
-    let checks = matched.checks().iter().zip(matched.rules()).enumerate();
+    let checks = verdict.checks().iter().zip(verdict.rules()).enumerate();
     let text = checks.map(|(at, (check, rule))| {
         let client = crate::ClientName::from_key(check.key.client);
-        let penalty = if matched.caused_penalty(at).is_some() { " !" } else { "" };
+        let penalty = if verdict.caused_penalty(at).is_some() { " !" } else { "" };
         format!("{} {client}{penalty}", rule.name)
     });
     text.collect()
