@@ -15,7 +15,7 @@ struct LongTest {
     run: fn() -> anyhow::Result<()>,
 }
 
-const LONG_TESTS: [LongTest; 16] = [
+const LONG_TESTS: [LongTest; 17] = [
     LongTest {
         name: "accuracy",
         what: "three node processes share limits through Redis in every mode, clocks skewed by 5 s; replayed on an ideal limiter",
@@ -119,6 +119,15 @@ const LONG_TESTS: [LongTest; 16] = [
         what: "1,000 clients that retry against a service that dies for 10 s, on virtual time",
         bar: "with budget a quarter of the peak load at most and recovery within 5 s; without it none",
         run: || run::run(&mut cargo("run --release --package bench -- storm")),
+    },
+    LongTest {
+        name: "waiting",
+        what: "10,000 requests wait for one counter in two threads and depart at 100/s and at 1,000/s; 100,000 wait",
+        bar: "none early, no drift, p99 at most 1.5 times as late as a bare timer in the same run; 2 KiB for each that waits",
+        run: || {
+            let line = "test --release --package tidegate-limiter --test limiter -- --ignored --nocapture --test-threads 1";
+            run::run(cargo(line).arg("departures"))
+        },
     },
 ];
 

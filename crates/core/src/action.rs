@@ -131,15 +131,6 @@ impl Slowdown {
     }
 }
 
-/// Units that a token bucket lends beyond its burst.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Borrow {
-    /// How many units.
-    pub units: u64,
-    /// How many units each of them costs.
-    pub repay: u64,
-}
-
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;

@@ -66,8 +66,8 @@ pub(crate) struct Bucket {
     max_backlog: u64,
     /// The largest fill level that charges of single units reach: the last of them found at most `max_backlog`.
     max_level: u64,
-    /// The last tick, counted from an origin, at which a level and every charge to it still fit a word.
-    last_tick: u64,
+    /// The ticks, counted from an origin, at which a level and every charge to it still fit a word; 0 if words are not used.
+    word_ticks: u64,
 }
 
 impl Bucket {
@@ -85,10 +85,15 @@ impl Bucket {
                 ticks.saturating_mul(rate.drain.get()).min(capacity_subunits)
             });
             let max_level = max_backlog.saturating_add(rate.unit.get()).min(capacity_subunits);
-            let last_tick = WORD_MAX.saturating_sub(EXACT_MAX) / rate.drain;
-            Some(Self { rate, capacity, capacity_subunits, max_backlog, max_level, last_tick })
+            let word_ticks = (WORD_MAX.saturating_sub(EXACT_MAX) / rate.drain).saturating_add(1);
+            Some(Self { rate, capacity, capacity_subunits, max_backlog, max_level, word_ticks })
         });
         fitting.ok_or(LimitError::NotRepresentable { requests: spec.requests, window: spec.window, capacity })
+    }
+
+    /// The same bucket, whose packed levels are not read as words: a charge to it is not a sum.
+    pub(crate) fn without_words(self) -> Self {
+        Self { word_ticks: 0, ..self }
     }
 
     pub(crate) const fn rate(&self) -> &Rate {
@@ -178,7 +183,7 @@ impl Bucket {
 
     #[expect(clippy::inline_always, reason = "two instructions")]
     #[inline(always)]
-    fn subunits_of(&self, cost: Cost) -> u64 {
+    pub(crate) fn subunits_of(&self, cost: Cost) -> u64 {
         cost.get().saturating_mul(self.rate.unit.get())
     }
 
@@ -187,9 +192,9 @@ impl Bucket {
     #[expect(clippy::inline_always, reason = "on the path of every decision")]
     #[inline(always)]
     fn read_word(&self, word: u64, origin: Timestamp, now: Timestamp) -> Option<(u64, u64)> {
-        // A time before the origin wraps to a tick after `last_tick`.
+        // A time before the origin wraps to a tick after all of them.
         let ticks = self.rate.tick.of(now).wrapping_sub(self.rate.tick.of(origin));
-        if ticks > self.last_tick {
+        if ticks >= self.word_ticks {
             return None;
         }
         let drained = ticks.wrapping_mul(self.rate.drain.get());
@@ -265,9 +270,14 @@ impl Bucket {
     /// The bucket may have been empty before that charge, so everything drained since then may belong to it. Only the
     /// rest is given back; more would admit a full burst twice in one instant.
     pub(crate) fn refund(&self, level: &mut Level, charged: Timestamp, now: Timestamp, cost: Cost) -> bool {
+        self.remove_subunits(level, self.refundable(charged, now, cost), now)
+    }
+
+    /// The part of `cost`, charged at `charged`, that cannot have drained since.
+    pub(crate) fn refundable(&self, charged: Timestamp, now: Timestamp, cost: Cost) -> u64 {
         let ticks = self.rate.tick.of(now).saturating_sub(self.rate.tick.of(charged));
         let drained = ticks.saturating_mul(self.rate.drain.get());
-        self.remove_subunits(level, self.filled(0, cost).saturating_sub(drained), now)
+        self.filled(0, cost).saturating_sub(drained)
     }
 
     /// Gives back `cost` if the request that departs at `departure` is the last to depart. If several depart within one
@@ -300,9 +310,14 @@ impl Bucket {
         if self.rate == old.rate {
             return level;
         }
-        let spent = u128::from(old.subunits(level, now)).saturating_mul(u128::from(self.rate.unit.get()));
-        let subunits = u64::try_from(spent.div_ceil(u128::from(old.rate.unit.get())));
-        self.level(subunits.map_or(EXACT_MAX, |subunits| subunits.min(EXACT_MAX)), now)
+        self.level(self.rescaled(old, old.subunits(level, now)), now)
+    }
+
+    /// Converts subunits of `old` to those of this bucket, rounded up.
+    pub(crate) fn rescaled(&self, old: &Self, subunits: u64) -> u64 {
+        let product = u128::from(subunits).saturating_mul(u128::from(self.rate.unit.get()));
+        let rescaled = u64::try_from(product.div_ceil(u128::from(old.rate.unit.get())));
+        rescaled.map_or(EXACT_MAX, |subunits| subunits.min(EXACT_MAX))
     }
 
     /// Whether the bucket is empty at `now`.
@@ -316,7 +331,7 @@ impl Bucket {
     }
 
     /// The time until at most `subunits` are left.
-    fn time_until_at_most(&self, subunits: u64, level: Level, now: Timestamp) -> TimeSpan {
+    pub(crate) fn time_until_at_most(&self, subunits: u64, level: Level, now: Timestamp) -> TimeSpan {
         let excess = level.empty_at.saturating_sub(self.drained_by(now)).saturating_sub(u128::from(subunits));
         // Only if time went far back does the excess need the slow division.
         let ticks = match u64::try_from(excess) {
@@ -344,7 +359,7 @@ impl Bucket {
     }
 
     /// The level of a bucket with `subunits` at `now`. Its `empty_at` is at most one tick after the last representable one.
-    fn level(&self, subunits: u64, now: Timestamp) -> Level {
+    pub(crate) fn level(&self, subunits: u64, now: Timestamp) -> Level {
         self.level_at(self.drained_by(now).saturating_add(u128::from(subunits)))
     }
 

@@ -126,7 +126,7 @@ impl Limit {
         change(state);
         match (self.kind(), &before, &*state) {
             (AlgorithmKind::TokenBucket(limit), before, CounterState::TokenBucket(after)) => {
-                let bucket = &limit.0;
+                let bucket = &limit.bucket;
                 let held = match before {
                     CounterState::TokenBucket(before) => bucket.subunits(*before, now),
                     _ => 0,
@@ -160,7 +160,7 @@ impl Limit {
     pub fn merge(&self, state: &mut CounterState, delta: &CounterDelta, now: Timestamp) {
         match (self.kind(), delta) {
             (AlgorithmKind::TokenBucket(limit), CounterDelta::Bucket { added, least, changed_at }) => {
-                if now.since(*changed_at) >= limit.0.drain_time() {
+                if now.since(*changed_at) >= limit.bucket.drain_time() {
                     return;
                 }
                 let level = match state {
@@ -168,7 +168,7 @@ impl Limit {
                     _ => 0,
                 };
                 let merged = level.saturating_add_signed(i128::from(*added)).max(least.empty_at);
-                *state = CounterState::TokenBucket(limit.0.level_at(merged));
+                *state = CounterState::TokenBucket(limit.bucket.level_at(merged));
             }
             (AlgorithmKind::FixedWindow(_), CounterDelta::Windows { window, current, .. }) => {
                 let held = match state {
@@ -206,7 +206,7 @@ impl Limit {
                 let [unit, old_unit] = [new.rate(), old.rate()].map(|rate| i128::from(rate.unit().get()));
                 let scaled = i128::from(added).saturating_mul(unit).checked_div(old_unit).unwrap_or_default();
                 let added = i64::try_from(scaled).unwrap_or(i64::MAX).clamp(-MAX_MAGNITUDE, MAX_MAGNITUDE);
-                CounterDelta::Bucket { added, least: new.0.rebase(&old.0, least, now), changed_at }
+                CounterDelta::Bucket { added, least: new.bucket.rebase(&old.bucket, least, now), changed_at }
             }
             (
                 AlgorithmKind::FixedWindow(new),
@@ -228,7 +228,7 @@ impl Limit {
     pub fn state_numbers(&self, state: &CounterState) -> Option<[u64; 3]> {
         match (self.kind(), state) {
             (AlgorithmKind::TokenBucket(limit), CounterState::TokenBucket(level)) => {
-                Some(level_numbers(&limit.0, *level))
+                Some(level_numbers(&limit.bucket, *level))
             }
             (AlgorithmKind::LeakyBucket(limit), CounterState::LeakyBucket(level)) => {
                 Some(level_numbers(&limit.0, *level))
@@ -244,7 +244,7 @@ impl Limit {
     pub fn state_from_numbers(&self, [first, second, third]: [u64; 3]) -> CounterState {
         match self.kind() {
             AlgorithmKind::TokenBucket(limit) => {
-                CounterState::TokenBucket(level_from_numbers(&limit.0, first, second))
+                CounterState::TokenBucket(level_from_numbers(&limit.bucket, first, second))
             }
             AlgorithmKind::LeakyBucket(limit) => {
                 CounterState::LeakyBucket(level_from_numbers(&limit.0, first, second))
@@ -267,7 +267,7 @@ impl Limit {
         let signed = |number: u64| i64::try_from(number).unwrap_or(i64::MAX);
         match (self.kind(), *delta) {
             (AlgorithmKind::TokenBucket(limit), CounterDelta::Bucket { added, least, changed_at }) => {
-                let [tick, subunits, _] = level_numbers(&limit.0, least);
+                let [tick, subunits, _] = level_numbers(&limit.bucket, least);
                 [exact(added), signed(tick), signed(subunits), signed(changed_at.as_micros())]
             }
             (_, CounterDelta::Windows { window, previous, current }) => {
@@ -281,7 +281,7 @@ impl Limit {
     pub fn memory_span(&self) -> TimeSpan {
         let twice = |span: TimeSpan| TimeSpan::from_micros(span.as_micros().saturating_mul(2));
         match self.kind() {
-            AlgorithmKind::TokenBucket(limit) => limit.0.drain_time(),
+            AlgorithmKind::TokenBucket(limit) => limit.bucket.drain_time(),
             AlgorithmKind::LeakyBucket(limit) => limit.0.drain_time(),
             AlgorithmKind::FixedWindow(limit) => limit.window(),
             AlgorithmKind::SlidingLog(limit) => limit.window(),

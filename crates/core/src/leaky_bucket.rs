@@ -33,6 +33,7 @@ impl RateAlgorithm for LeakyBucket {
     type State = Level;
 
     fn new(spec: &Spec) -> Result<Self, LimitError> {
+        spec.reject_borrow(Self::ALGORITHM)?;
         let max_wait = spec.max_wait.unwrap_or(Self::DEFAULT_MAX_WAIT);
         Bucket::new(spec, spec.burst()?, Some(max_wait)).map(Self)
     }

@@ -57,9 +57,11 @@ mod delta;
 mod fixed_window;
 mod key;
 mod leaky_bucket;
+mod lending;
 mod limit;
 mod limit_share;
 mod penalty;
+mod release;
 mod report;
 mod resilience;
 mod sliding_counter;
@@ -70,7 +72,7 @@ mod units;
 mod visible;
 mod word;
 
-pub use action::{ActionKind, ActionSet, Borrow, Slowdown, SlowdownError};
+pub use action::{ActionKind, ActionSet, Slowdown, SlowdownError};
 pub use bucket::{Level, Rate};
 pub use coordination::{Coordination, StoreFailureMode};
 pub use decision::{
@@ -80,6 +82,7 @@ pub use delta::CounterDelta;
 pub use fixed_window::{FixedWindow, WindowCount};
 pub use key::{AsKey, CounterKey, OwnedKey, RuleId};
 pub use leaky_bucket::LeakyBucket;
+pub use lending::Borrow;
 pub use limit::{
     Algorithm, AlgorithmKind, AlgorithmVisitor, Cost, CounterState, Limit, LimitError, RateAlgorithm, Spec,
     StepResult, UnknownAlgorithm, WORD_MAX,

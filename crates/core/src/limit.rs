@@ -10,6 +10,7 @@ use core::str::FromStr;
 use thiserror::Error;
 
 use crate::decision::Outcome;
+use crate::lending::Borrow;
 use crate::time::{Tick, TimeSpan, Timestamp};
 
 /// The number of units that a request takes from a limit.
@@ -49,12 +50,14 @@ pub struct Spec {
     pub burst: Option<u64>,
     /// The longest wait of an admitted request, for the leaky bucket; `None` selects its default.
     pub max_wait: Option<TimeSpan>,
+    /// Units beyond the burst, for the token bucket.
+    pub borrow: Option<Borrow>,
 }
 
 impl Spec {
     /// `requests` per `window`, with the algorithm's defaults.
     pub fn new(requests: u64, window: impl Into<TimeSpan>) -> Self {
-        Self { requests, window: window.into(), burst: None, max_wait: None }
+        Self { requests, window: window.into(), burst: None, max_wait: None, borrow: None }
     }
 
     pub(crate) fn validate(&self) -> Result<(), LimitError> {
@@ -65,12 +68,18 @@ impl Spec {
         }
     }
 
-    /// Rejects a burst or a longest wait for an algorithm that has neither.
+    /// Rejects what an algorithm without a burst does not have.
     pub(crate) fn reject_burst(&self, algorithm: Algorithm) -> Result<(), LimitError> {
         if self.burst.is_some() {
             return Err(LimitError::NoBurst { algorithm });
         }
-        self.reject_max_wait(algorithm)
+        self.reject_max_wait(algorithm)?;
+        self.reject_borrow(algorithm)
+    }
+
+    /// Rejects borrowed units for an algorithm that lends none.
+    pub(crate) fn reject_borrow(&self, algorithm: Algorithm) -> Result<(), LimitError> {
+        if self.borrow.is_some() { Err(LimitError::NoBorrow { algorithm }) } else { Ok(()) }
     }
 
     /// Rejects a longest wait for an algorithm under which no request waits.
@@ -84,6 +93,14 @@ impl Spec {
             Some(0) => Err(LimitError::ZeroBurst),
             Some(burst) => Ok(burst),
             None => Ok(self.requests),
+        }
+    }
+
+    /// The specified units beyond the burst.
+    pub(crate) fn borrow(&self) -> Result<Option<Borrow>, LimitError> {
+        match self.borrow {
+            Some(Borrow { units: 0, .. } | Borrow { repay: 0, .. }) => Err(LimitError::ZeroBorrow),
+            borrow => Ok(borrow),
         }
     }
 
@@ -117,6 +134,15 @@ pub enum LimitError {
     /// A longest wait for an algorithm under which no request waits.
     #[error("`{algorithm}` does not support `max_wait`; remove it, or use leaky_bucket")]
     NoMaxWait {
+        /// The algorithm.
+        algorithm: Algorithm,
+    },
+    /// Nothing to borrow, or nothing to repay.
+    #[error("`units` and `repay` of `borrow` must be at least 1")]
+    ZeroBorrow,
+    /// Borrowed units for an algorithm that lends none.
+    #[error("`{algorithm}` does not support `borrow`; remove it, or use token_bucket")]
+    NoBorrow {
         /// The algorithm.
         algorithm: Algorithm,
     },
@@ -188,13 +214,7 @@ pub trait RateAlgorithm: Copy {
     /// Evaluates and charges `cost` on a packed state; `None` if a word cannot represent the result.
     #[inline]
     fn step_word(&self, word: u64, origin: Timestamp, now: Timestamp, cost: Cost) -> Option<StepResult> {
-        let mut state = self.unpack(word, origin);
-        let outcome = self.evaluate(&state, now, cost);
-        if !outcome.verdict.is_pass() || cost == Cost::ZERO {
-            return Some(StepResult { outcome, next: word });
-        }
-        self.charge(&mut state, now, cost);
-        Some(StepResult { outcome, next: self.pack(&state, origin)? })
+        step_unpacked(self, (word, origin), now, cost)
     }
 
     /// The heap bytes of a state.
@@ -204,6 +224,23 @@ pub trait RateAlgorithm: Copy {
 
     /// Makes room in a state for one more charge without allocating. Precision is lost only towards rejection.
     fn make_room(_state: &mut Self::State) {}
+}
+
+/// Evaluates and charges `cost` on a packed state that is unpacked first.
+#[inline]
+pub(crate) fn step_unpacked<M: RateAlgorithm>(
+    algorithm: &M,
+    (word, origin): (u64, Timestamp),
+    now: Timestamp,
+    cost: Cost,
+) -> Option<StepResult> {
+    let mut state = algorithm.unpack(word, origin);
+    let outcome = algorithm.evaluate(&state, now, cost);
+    if !outcome.verdict.is_pass() || cost == Cost::ZERO {
+        return Some(StepResult { outcome, next: word });
+    }
+    algorithm.charge(&mut state, now, cost);
+    Some(StepResult { outcome, next: algorithm.pack(&state, origin)? })
 }
 
 /// The result of a step on a packed state.
@@ -456,6 +493,11 @@ impl Limit {
     /// The parameters.
     pub const fn kind(&self) -> &AlgorithmKind {
         &self.kind
+    }
+
+    /// Whether it is a token bucket that lends units beyond its burst.
+    pub fn lends(&self) -> bool {
+        matches!(&self.kind, AlgorithmKind::TokenBucket(bucket) if bucket.borrow().is_some())
     }
 
     /// A hash of the parameters: equal limits have equal fingerprints.

@@ -1,6 +1,7 @@
 //! The part of a limit that one of several nodes enforces on its own.
 
 use crate::bucket::{Bucket, Rate};
+use crate::lending::Borrow;
 use crate::limit::{AlgorithmKind, Limit, Spec};
 use crate::time::{EXACT_MAX, TimeSpan};
 
@@ -18,9 +19,17 @@ impl Limit {
         }
         let share = LimitShare { part, of };
         let shared = match self.kind() {
-            AlgorithmKind::TokenBucket(bucket) => self.try_bucket(&share.bucket(&bucket.0), None),
+            AlgorithmKind::TokenBucket(bucket) => {
+                let borrow = bucket.borrow();
+                let burst = self.capacity().saturating_sub(borrow.map_or(0, |borrow| borrow.units));
+                let exact = BucketShare {
+                    borrow: borrow.and_then(|borrow| share.borrow(borrow)),
+                    ..share.bucket(bucket.rate(), burst)
+                };
+                self.try_bucket(&exact, None)
+            }
             AlgorithmKind::LeakyBucket(bucket) => {
-                self.try_bucket(&share.bucket(&bucket.0), Some(max_wait(&bucket.0)))
+                self.try_bucket(&share.bucket(bucket.rate(), self.capacity()), Some(max_wait(&bucket.0)))
             }
             AlgorithmKind::FixedWindow(limit) => self.try_spec(share.window(self.capacity(), limit.window())),
             AlgorithmKind::SlidingLog(limit) => self.try_spec(share.window(self.capacity(), limit.window())),
@@ -40,12 +49,13 @@ impl Limit {
     fn try_bucket(&self, exact: &BucketShare, max_wait: Option<TimeSpan>) -> Option<Self> {
         let rates = (0..u128::BITS).map_while(|halvings| exact.halved(halvings));
         let fitting = rates.into_iter().find_map(|(requests, window)| {
-            self.try_spec(Spec { requests, window, burst: Some(exact.burst), max_wait })
+            let BucketShare { burst, borrow, .. } = *exact;
+            self.try_spec(Spec { requests, window, burst: Some(burst), max_wait, borrow })
         });
         fitting.or_else(|| {
             let window = exact.slowest();
             let burst = EXACT_MAX.checked_div(window.as_micros()).unwrap_or(1).clamp(1, exact.burst);
-            self.try_spec(Spec { requests: 1, window, burst: Some(burst), max_wait })
+            self.try_spec(Spec { requests: 1, window, burst: Some(burst), max_wait, borrow: None })
         })
     }
 }
@@ -68,8 +78,13 @@ impl LimitShare {
         }
     }
 
-    fn bucket(&self, bucket: &Bucket) -> BucketShare {
-        let rate: &Rate = bucket.rate();
+    /// The whole units of the part; `None` if there are none.
+    fn borrow(&self, Borrow { units, repay }: Borrow) -> Option<Borrow> {
+        let units = self.floor(units);
+        (units > 0).then_some(Borrow { units, repay })
+    }
+
+    fn bucket(&self, rate: &Rate, burst: u64) -> BucketShare {
         let requests = u128::from(rate.drain().get()).saturating_mul(u128::from(self.part));
         let ticks = u128::from(rate.unit().get()).saturating_mul(u128::from(self.of));
         let divisor = gcd(requests, ticks);
@@ -77,7 +92,8 @@ impl LimitShare {
             requests: requests.checked_div(divisor).unwrap_or(1),
             ticks: ticks.checked_div(divisor).unwrap_or(1),
             tick: u128::from(rate.tick().micros()),
-            burst: self.floor(bucket.capacity()).max(1),
+            burst: self.floor(burst).max(1),
+            borrow: None,
         }
     }
 
@@ -94,6 +110,7 @@ struct BucketShare {
     ticks: u128,
     tick: u128,
     burst: u64,
+    borrow: Option<Borrow>,
 }
 
 impl BucketShare {

@@ -1,13 +1,15 @@
 //! What the limiter's ruling means for a request: rate-limit headers, the record, waiting, or an error.
 
 use http::Response;
-use tidegate_core::{RecordedDecision, RuleAction, TimeSpan, Timestamp};
-use tidegate_limiter::{Charge, ChargeUse, CheckContext, RefuseRuling, ReportedLimits, Ruling, ServeReason};
+use tidegate_core::{RecordedDecision, RuleAction, Timestamp};
+use tidegate_limiter::{
+    Charge, ChargeUse, CheckContext, RefuseRuling, ReportedLimits, Ruling, ServeReason, ServeRuling,
+};
 use tidegate_policy::{Facts, Route};
 use tidegate_store::{Permit, Store};
 use tidegate_telemetry::DecisionSink;
 
-use crate::act::{Degradation, PERFORMED};
+use crate::act::{Acted, Degradation, PERFORMED};
 use crate::error::{RefusedRequest, ServeError};
 use crate::http::response_body::ResponseBody;
 use crate::service::Exchange;
@@ -48,7 +50,7 @@ impl<S: Store + 'static> Exchange<'_, S> {
     ) -> Result<LimitOutcome, ServeError> {
         let worker = self.worker;
         let now = self.record.start_decision();
-        let (mut admitted, delay) = {
+        let decided = 'decide: {
             let mut scratch = worker.scratch();
             let context = CheckContext { now, performs: PERFORMED };
             let mut ruling = worker.limiter.check(&self.snapshot.policy, facts, &mut scratch, context).await;
@@ -59,34 +61,54 @@ impl<S: Store + 'static> Exchange<'_, S> {
             let serve = match ruling {
                 Ruling::Serve(ref mut serve) => serve,
                 Ruling::Refuse(ref refuse) => return Err(self.refusal(refuse, &limits)),
-                Ruling::Act(act) => return Box::pin(self.act(act, (route, upstream), now)).await,
+                Ruling::Act(act) => match Box::pin(self.act(act, (route, upstream), now)).await? {
+                    Acted::Done(outcome) => return Ok(outcome),
+                    // What waits keeps nothing of the decision.
+                    Acted::Waiting(place) => break 'decide Err(place),
+                },
             };
             if self.reuse.is_some() {
                 self.note_admission(&serve.report, now);
             }
-            let sticky_key = match serve.reason {
-                ServeReason::WithinLimits | ServeReason::StoreFailed => {
-                    upstream.sticky_key(|| serve.report.client())
-                }
-                ServeReason::Exempt(_) => {
-                    let addresses = self.snapshot.plan().identities.addresses();
-                    upstream.sticky_key(|| addresses.client(facts.headers, facts.peer))
-                }
-            };
+            let sticky_key = self.sticky_key(serve, facts, upstream);
             let (delay, permits) = (serve.delay, std::mem::take(&mut serve.permits));
             let is_refundable = may_be_refunded || !delay.is_zero();
             let usage = if is_refundable { ChargeUse::Refundable } else { ChargeUse::Served };
             let charge = serve.charge(&worker.limiter, usage);
             let at = now + delay;
-            (AdmittedRequest { sticky_key, permits, charge, at, degradation: None }, delay)
+            let delayed = (!delay.is_zero()).then(|| self.delay(serve.report.client(), at));
+            Ok((AdmittedRequest { sticky_key, permits, charge, at, degradation: None }, delayed))
         };
-        if !delay.is_zero() {
-            Box::pin(self.wait(delay)).await?;
+        let (mut admitted, delayed) = match decided {
+            Ok(decided) => decided,
+            Err(place) => return Box::pin(self.wait_for_turn(facts, (route, upstream), place)).await,
+        };
+        if let Some(place) = delayed {
+            Box::pin(self.depart(place?)).await?;
             if !may_be_refunded && let Some(charge) = &mut admitted.charge {
                 charge.serve();
             }
         }
         Ok(LimitOutcome::Admitted(admitted))
+    }
+
+    /// What selects the server of an admitted request.
+    #[inline]
+    pub(crate) fn sticky_key(
+        &self,
+        serve: &ServeRuling<'_>,
+        facts: &Facts<'_>,
+        upstream: &UpstreamGroup,
+    ) -> StickyKey {
+        match serve.reason {
+            ServeReason::WithinLimits | ServeReason::StoreFailed => {
+                upstream.sticky_key(|| serve.report.client())
+            }
+            ServeReason::Exempt(_) => {
+                let addresses = self.snapshot.plan().identities.addresses();
+                upstream.sticky_key(|| addresses.client(facts.headers, facts.peer))
+            }
+        }
     }
 
     /// Records a decision and writes its headers. `limits` are those of its report.
@@ -112,16 +134,5 @@ impl<S: Store + 'static> Exchange<'_, S> {
                 format: format.clone(),
             })
         })
-    }
-
-    /// Delays the request, but not beyond its deadline.
-    pub(crate) async fn wait(&self, delay: TimeSpan) -> Result<(), ServeError> {
-        let now = || self.worker.limiter.clock().now();
-        if self.deadline.is_some_and(|deadline| deadline.remaining(now()) <= delay) {
-            return Err(ServeError::DeadlineExceeded);
-        }
-        let Some(_waiting) = self.worker.join_wait_queue() else { return Err(ServeError::TooManyWaiting) };
-        tokio::time::sleep(delay.into()).await;
-        Ok(())
     }
 }

@@ -44,8 +44,6 @@ pub struct ResourceLimits {
     pub upstream_ping: Duration,
     /// How long a TLS handshake may take.
     pub handshake_timeout: Duration,
-    /// Requests of one worker that may be delayed at the same time.
-    pub max_delayed: usize,
     /// Connections of all clients together.
     pub connections: usize,
     /// Connections of one address.
@@ -73,7 +71,6 @@ impl Default for ResourceLimits {
             upstream_idle: Duration::MAX,
             upstream_ping: Duration::from_secs(30),
             handshake_timeout: Duration::from_secs(10),
-            max_delayed: 10_000,
             connections: 100_000,
             connections_per_address: 20_000,
             streams: 128,

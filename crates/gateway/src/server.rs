@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use arc_swap::ArcSwap;
 use thiserror::Error;
+use tidegate_core::TimeSpan;
 use tidegate_limiter::Limiter;
 use tidegate_listener::{ConnectionLimiter, Listener, WorkerSocket, WorkerStartError, start_workers};
 use tidegate_policy::ActivePolicy;
@@ -146,6 +147,7 @@ async fn run<S: Store + 'static>(
     // A closed channel means the same as `true`.
     let _ = stop.wait_for(|stop| *stop).await;
     worker.begin_stopping();
+    worker.limiter.waits().end_at(worker.limiter.clock().now() + TimeSpan::from(drain));
     open.close();
     // Connections that are still open after `drain` are aborted.
     let _ = tokio::time::timeout(drain, open.wait()).await;

@@ -46,7 +46,6 @@ pub(crate) struct Worker<S> {
     pub(crate) limits: ResourceLimits,
     scratches: ScratchPool,
     pub(crate) header_values: RefCell<HeaderValueCache>,
-    waiting: Cell<usize>,
     is_stopping: Cell<bool>,
     stop: watch::Receiver<bool>,
     /// The snapshot that the latest request was served with.
@@ -89,7 +88,6 @@ impl<S: Store + 'static> Worker<S> {
             limits,
             scratches: ScratchPool::default(),
             header_values: RefCell::default(),
-            waiting: Cell::new(0),
             is_stopping: Cell::new(false),
             stop,
         }
@@ -131,24 +129,5 @@ impl<S: Store + 'static> Worker<S> {
     /// Takes a scratch from the pool.
     pub(crate) fn scratch(&self) -> PooledScratch<'_> {
         self.scratches.take()
-    }
-
-    /// A slot for a delayed request; `None` if all are taken.
-    pub(crate) fn join_wait_queue(self: &Rc<Self>) -> Option<QueueSlot<S>> {
-        let waiting = self.waiting.get();
-        (waiting < self.limits.max_delayed).then(|| {
-            self.waiting.set(waiting + 1);
-            QueueSlot(Rc::clone(self))
-        })
-    }
-}
-
-/// The slot of a delayed request.
-#[derive(Debug)]
-pub(crate) struct QueueSlot<S>(Rc<Worker<S>>);
-
-impl<S> Drop for QueueSlot<S> {
-    fn drop(&mut self) {
-        self.0.waiting.set(self.0.waiting.get() - 1);
     }
 }

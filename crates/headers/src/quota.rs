@@ -4,7 +4,8 @@
 //! other styles and the body of a rejection report the same numbers. Not every limit has that form:
 //!
 //! - A token bucket admits `burst` at once and refills it in `burst × window / requests`: that is its quota. A leaky
-//!   bucket is announced likewise, with no more than `requests`.
+//!   bucket is announced likewise, with no more than `requests`. What a token bucket lends is part of the quota, and so is the
+//!   time in which it is repaid.
 //! - A window below one second is announced as an equal quota per second.
 //! - A sliding window counter forgets a request only after up to two windows. No `t` is longer than its `w`.
 
@@ -47,7 +48,9 @@ impl Quota {
         let window = if is_bucket {
             // A fraction of a second is announced as a whole one, and the quota with it.
             let own = u128::from(if fraction.is_some() { SECOND } else { micros });
-            let refill = u128::from(announced) * own;
+            let price =
+                spec.borrow.map_or(0, |borrow| borrow.units.saturating_mul(borrow.repay.saturating_sub(1)));
+            let refill = (u128::from(announced) + u128::from(price)) * own;
             let seconds = refill.div_ceil(u128::from(requests) * u128::from(SECOND));
             u64::try_from(seconds).unwrap_or(u64::MAX).max(1)
         } else {

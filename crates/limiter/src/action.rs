@@ -16,8 +16,8 @@ use tidegate_policy::{ExceedAction, MatchedRequest};
 /// What a decision means for a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Resolution {
-    /// The request is served after `delay`, which the soft limit of check number `slowed_by` sets.
-    Serve { delay: TimeSpan, slowed_by: Option<usize> },
+    /// The request is served after `delay`. The soft limit of check number `noted` sets the delay, or that check has lent units.
+    Serve { delay: TimeSpan, noted: Option<usize> },
     /// The action of check number `index` is performed.
     Act { index: usize, delay: TimeSpan },
     /// The request is refused.
@@ -29,7 +29,7 @@ pub(crate) fn resolve(matched: &MatchedRequest<'_>, decision: &Decision) -> Reso
     let performed = matched.performed();
     let checks = matched.checks().iter().zip(&decision.outcomes).enumerate();
     let enforced = checks.filter(|(_, (check, _))| check.role.is_enforced());
-    let (mut first, mut slowed_by): (Option<(ActionKind, usize)>, _) = (None, None);
+    let (mut first, mut slowed_by, mut lent_by): (Option<(ActionKind, usize)>, _, _) = (None, None, None);
     let mut delay = match decision.verdict {
         Verdict::Pass { wait } => wait,
         _ => TimeSpan::ZERO,
@@ -40,6 +40,9 @@ pub(crate) fn resolve(matched: &MatchedRequest<'_>, decision: &Decision) -> Reso
             let slow = slow_delay(action, performed, outcome);
             if slow > delay {
                 (delay, slowed_by) = (slow, Some(index));
+            }
+            if lent_by.is_none() && has_borrowed(action, outcome) {
+                lent_by = Some(index);
             }
             continue;
         }
@@ -57,7 +60,7 @@ pub(crate) fn resolve(matched: &MatchedRequest<'_>, decision: &Decision) -> Reso
         }
     }
     match first {
-        None => Resolution::Serve { delay, slowed_by },
+        None => Resolution::Serve { delay, noted: slowed_by.or(lent_by) },
         Some((ActionKind::Reject, _)) => Resolution::Refuse,
         Some((_, index)) => Resolution::Act { index, delay },
     }
@@ -73,11 +76,17 @@ fn slow_delay(action: &ExceedAction, performed: ActionSet, outcome: &Outcome) ->
     }
 }
 
+/// Whether units beyond the burst are in use after a request that fits.
+fn has_borrowed(action: &ExceedAction, outcome: &Outcome) -> bool {
+    matches!(action, ExceedAction::Borrow(borrow) if outcome.remaining < borrow.units)
+}
+
 /// What a rule in shadow mode would have done; `None` if nothing.
 pub(crate) fn of_shadow(action: &ExceedAction, outcome: &Outcome) -> Option<ActionKind> {
     if outcome.verdict.is_pass() {
         let delay = slow_delay(action, ActionSet::of(&[ActionKind::Slow]), outcome);
-        return (!delay.is_zero()).then_some(ActionKind::Slow);
+        let has_effect = !delay.is_zero() || has_borrowed(action, outcome);
+        return has_effect.then_some(action.kind());
     }
     Some(match action.kind() {
         ActionKind::Slow | ActionKind::Borrow => ActionKind::Reject,

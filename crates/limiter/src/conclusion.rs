@@ -54,8 +54,8 @@ pub(crate) fn exhausted<'a>(
 pub(crate) fn skip(policy: &ActivePolicy, reason: SkipReason, now: Timestamp) -> Ruling<'_> {
     let report = RulingReport::new(AppliedRules::none(policy.matcher.plan()), now);
     match reason {
-        SkipReason::Banned => refuse_without(report, RefuseReason::Banned),
-        SkipReason::NotAllowed => refuse_without(report, RefuseReason::NotAllowed),
+        SkipReason::Banned => Ruling::Refuse(refuse_without(report, RefuseReason::Banned)),
+        SkipReason::NotAllowed => Ruling::Refuse(refuse_without(report, RefuseReason::NotAllowed)),
         SkipReason::Exempt(why) => Ruling::Serve(ServeRuling {
             report,
             reason: ServeReason::Exempt(why),
@@ -92,12 +92,12 @@ pub(crate) fn store_failed<'a>(
     }
     let shadow = acquired.shadow;
     let report = RulingReport { shadow, ..RulingReport::new(matched.applied(), now) };
-    refuse_without(report, RefuseReason::StoreUnavailable)
+    Ruling::Refuse(refuse_without(report, RefuseReason::StoreUnavailable))
 }
 
 /// Refuses a request for a reason that is none of its limits.
-pub(crate) fn refuse_without(report: RulingReport<'_>, reason: RefuseReason) -> Ruling<'_> {
-    Ruling::Refuse(RefuseRuling { report, reason, rule: None, retry_after: None })
+pub(crate) fn refuse_without(report: RulingReport<'_>, reason: RefuseReason) -> RefuseRuling<'_> {
+    RefuseRuling { report, reason, rule: None, retry_after: None }
 }
 
 /// Refuses a request that its limits, lock-outs or permits reject.

@@ -48,12 +48,14 @@ mod ban_list;
 mod charge;
 mod conclusion;
 mod concurrency;
+mod decision;
 mod limiter;
 mod lockout;
 mod report;
 mod reset_list;
 mod rule_operations;
 mod ruling;
+mod wait;
 
 pub use activation::ActivationListener;
 pub use charge::{Charge, ChargeMeter, ChargeUse};
@@ -61,6 +63,7 @@ pub use limiter::{CheckContext, Limiter, PreparedPolicy, RuleCheck};
 pub use report::{ReportedLimits, RulingReport};
 pub use rule_operations::{RuleError, UnknownRule};
 pub use ruling::{ActRuling, RefuseReason, RefuseRuling, Ruling, ServeReason, ServeRuling};
+pub use wait::{Turn, WaitBounds, WaitPlace, WaitRoom, WaitTerms};
 
 /// The examples of README.md.
 #[cfg(doctest)]

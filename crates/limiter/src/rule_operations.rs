@@ -6,7 +6,8 @@ use tidegate_policy::{ActivePolicy, Exclusion, RuntimeData, Scratch};
 use tidegate_store::{Store, StoreError};
 
 use crate::conclusion::SkipReason;
-use crate::limiter::{Charging, Limiter, RuleCheck};
+use crate::decision::Charging;
+use crate::limiter::{Limiter, RuleCheck};
 use crate::ruling::Ruling;
 
 /// The policy has no rate limit with the name that the caller gave.
@@ -103,6 +104,7 @@ impl<S: Store + 'static> Limiter<S> {
         self.store().reset(key).await?;
         self.shared.resets.add(key, self.store().charge_time(key.rule, self.shared.clock.now()));
         self.penalties().lift(key);
+        self.waits.hasten(key, self.shared.clock.now());
         Ok(())
     }
 

@@ -36,7 +36,7 @@ pub struct ServeRuling<'a> {
     pub permits: Vec<Permit>,
     /// How long to delay the request; zero unless a leaky bucket or a soft limit delays it.
     pub delay: TimeSpan,
-    /// The soft limit that delays it, or the limit at which it has waited.
+    /// The soft limit that delays it, the limit that has lent it units, or the one for which it has waited.
     pub action: Option<RuleAction>,
     /// Whether any cost may be settled later.
     pub(crate) may_be_settled: bool,

@@ -6,7 +6,7 @@
 -- while there is one), its state, and when it last decided.
 --
 -- Format: the first byte is 16 * version + shape.
---   shape 1 to 15   one counter, no override: the limit (see format.lua), then the state
+--   shape 1 to 15   one counter, no override: the limit (see format.lua), then the state; with the version LENDING 1 to 3
 --   shape 0         everything else: cmsgpack of { till, override, undo, attempt, if there is an override when it began, then
 --                   for each counter: rule, limit, used, and its state }; `undo` is the entry before the charge of that attempt
 -- The cells of a sliding log are in a string beside the entry, 14 bytes each, named like the entry with '1' or '2' added:
@@ -104,7 +104,8 @@ local function unpack_entry(packed, name)
     return entry
   end
   local head = string.byte(packed)
-  if math.floor(head / 16) ~= VERSION then
+  local version = math.floor(head / 16)
+  if version ~= VERSION and not (version == LENDING and head % 16 >= 1 and head % 16 <= 3) then
     entry.foreign = true
   elseif head % 16 > 0 then
     local limit, at = read_limit(packed, 1)

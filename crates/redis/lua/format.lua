@@ -25,7 +25,7 @@
 -- reads and writes. Functions are created by each call, so those of the algorithms and of `general`, which runs everything
 -- else, are created only if they are needed.
 
-local VERSION = 1
+local VERSION, LENDING = 1, 2
 local MAX = 9007199254740991
 local DECIDE_ONE, DECIDE, ATTEMPT, PEEK, CANCEL, REFUND, RESET, OVERRIDE = 1, 2, 3, 4, 5, 6, 7, 8
 local TOKEN_BUCKET, LEAKY_BUCKET, FIXED_WINDOW, SLIDING_LOG, SLIDING_COUNTER = 1, 2, 3, 4, 5
@@ -48,9 +48,11 @@ end
 -- window, sliding log, sliding counter) and ticks (1 us, 1 ms, 1 s) numbered from 0; then the capacity and
 --   buckets   subunits per unit, subunits per tick; leaky bucket: the longest backlog in subunits
 --   others    the length of the window in ticks
+-- With the version LENDING it is a token bucket, and the units that it lends and the price of each follow.
 -- Returns the position after it, too.
 local function read_limit(text, at)
-  local shape, start = string.byte(text, at) % 16 - 1, at
+  local head, start = string.byte(text, at), at
+  local shape = head % 16 - 1
   local limit = { algorithm = math.floor(shape / 3) + 1, tick = 1000 ^ (shape % 3) }
   limit.capacity, at = read_number(text, at + 1)
   if limit.algorithm <= LEAKY_BUCKET then
@@ -59,6 +61,9 @@ local function read_limit(text, at)
     limit.format = limit.drain == 1 and '<I7' or limit.drain <= 256 and '<I7B' or '<I7I7'
     if limit.algorithm == LEAKY_BUCKET then
       limit.backlog, at = read_number(text, at)
+    elseif math.floor(head / 16) == LENDING then
+      limit.lent, at = read_number(text, at)
+      limit.repay, at = read_number(text, at)
     end
   else
     limit.length, at = read_number(text, at)

@@ -5,12 +5,14 @@ use tidegate_core::{
 };
 
 /// Whether nodes can share a limit with this algorithm in this way. A lease and an exchange of counts add up units, which needs
-/// a counter that is a number of units; the others keep when requests were, or are scheduled.
-pub(crate) const fn supports(coordination: Coordination, algorithm: Algorithm) -> bool {
+/// a counter that is a number of units; the others keep when requests were, or are scheduled. A bucket that lends charges units by
+/// its level.
+pub(crate) fn supports(coordination: Coordination, limit: &Limit) -> bool {
     match coordination {
         Coordination::Central | Coordination::Static => true,
-        Coordination::Lease | Coordination::Sync => match algorithm {
-            Algorithm::TokenBucket | Algorithm::FixedWindow | Algorithm::SlidingCounter => true,
+        Coordination::Lease | Coordination::Sync => match limit.algorithm() {
+            Algorithm::TokenBucket => !limit.lends(),
+            Algorithm::FixedWindow | Algorithm::SlidingCounter => true,
             Algorithm::LeakyBucket | Algorithm::SlidingLog => false,
         },
     }

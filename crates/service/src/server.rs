@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use tidegate_core::TimeSpan;
 use tidegate_limiter::Limiter;
 use tidegate_listener::{ConnectionLimiter, Listener, WorkerSocket, WorkerStartError, start_workers};
 use tidegate_policy::EnvoyLimits;
@@ -119,6 +120,7 @@ async fn run<S: Store + 'static>(
     }
     // A closed channel means the same as `true`.
     let _ = stop.wait_for(|stop| *stop).await;
+    worker.limiter.waits().end_at(worker.limiter.clock().now() + TimeSpan::from(drain));
     open.close();
     // Connections that are still open after `drain` are aborted.
     let _ = tokio::time::timeout(drain, open.wait()).await;

@@ -142,6 +142,6 @@ pub(super) fn counted(active: &ActivePolicy, rules: &[&Rule]) -> String {
         0 => String::new(),
         others => format!("; and {others} more"),
     };
-    let counted: Vec<_> = rules.iter().take(MOST_NAMED).map(describe).collect();
-    format!("name a client as the rule counts it: {}{others}", counted.join("; "))
+    let listed: Vec<_> = rules.iter().take(MOST_NAMED).map(describe).collect();
+    format!("name a client as the rule counts it: {}{others}", listed.join("; "))
 }

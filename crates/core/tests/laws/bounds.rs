@@ -34,7 +34,7 @@ fn admit(generated: &GeneratedLimit, trace: &[(Timestamp, Cost)]) -> Vec<Admitte
 fn assert_bound(generated: &GeneratedLimit, admitted: &[Admitted]) -> Result<(), TestCaseError> {
     let requests = u128::from(generated.spec.requests);
     let period = u128::from(generated.period());
-    let burst = u128::from(generated.burst());
+    let burst = u128::from(generated.burst() + generated.lent());
     for (first, from) in admitted.iter().enumerate() {
         let mut units = 0;
         for to in &admitted[first..] {
@@ -83,6 +83,29 @@ proptest! {
             let earlier = Timestamp::from_micros(now.as_micros().saturating_sub(back));
             let then = generated.limit.evaluate(&state, earlier, Cost::ZERO).remaining;
             prop_assert!(then <= generated.limit.evaluate(&state, now, Cost::ZERO).remaining);
+        }
+    }
+
+    /// Single units depart from a limit that is used up, each as soon as it fits.
+    #[test]
+    fn waiting_units_never_depart_sooner_than_the_least_time(
+        generated in any_limit(), start in start(), arrivals in forward(), waiting in 1_u64..60
+    ) {
+        let limit = &generated.limit;
+        let (mut state, mut now) = (CounterState::default(), start);
+        for (at, cost) in replay(&generated, start, &arrivals) {
+            limit.step(&mut state, at, cost);
+            now = at;
+        }
+        while limit.step(&mut state, now, Cost::ONE).verdict.is_pass() {}
+        let mut first = None;
+        for more in 0..waiting {
+            if let Verdict::NotUntil { retry_after } = limit.evaluate(&state, now, Cost::ONE).verdict {
+                now = now + retry_after;
+            }
+            limit.charge(&mut state, now, Cost::ONE);
+            let first = *first.get_or_insert(now);
+            prop_assert!(now.since(first) >= limit.least_time_between(1, more), "{more} after the first");
         }
     }
 

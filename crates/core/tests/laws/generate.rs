@@ -1,7 +1,7 @@
 //! Random limits, some of them extreme, and random traces that match them.
 
 use proptest::prelude::*;
-use tidegate_core::{Algorithm, Cost, Limit, Spec, TimeSpan, Timestamp};
+use tidegate_core::{Algorithm, Borrow, Cost, Limit, Spec, TimeSpan, Timestamp};
 
 const YEAR: TimeSpan = TimeSpan::from_secs(365 * 86_400);
 const DAY: TimeSpan = TimeSpan::from_secs(86_400);
@@ -21,6 +21,11 @@ impl GeneratedLimit {
 
     pub(crate) fn burst(&self) -> u64 {
         self.spec.burst.unwrap_or(self.spec.requests)
+    }
+
+    /// The units that it lends beyond the burst.
+    pub(crate) fn lent(&self) -> u64 {
+        self.spec.borrow.map_or(0, |borrow| borrow.units)
     }
 
     /// The longest wait in whole ticks of the limit.
@@ -71,11 +76,16 @@ fn spec() -> impl Strategy<Value = Spec> {
         1 => Just(Some(TimeSpan::ZERO)),
         2 => (1_u64..=60_000_000).prop_map(|micros| Some(TimeSpan::from_micros(micros))),
     ];
-    (rate, burst, max_wait).prop_map(|((requests, window), burst, max_wait)| Spec {
+    let borrow = prop_oneof![
+        2 => Just(None),
+        1 => (1_u64..=20, 1_u64..=5).prop_map(|(units, repay)| Some(Borrow { units, repay })),
+    ];
+    (rate, burst, max_wait, borrow).prop_map(|((requests, window), burst, max_wait, borrow)| Spec {
         requests,
         window,
         burst,
         max_wait,
+        borrow,
     })
 }
 
@@ -83,6 +93,7 @@ pub(crate) fn limit_of(algorithm: Algorithm) -> impl Strategy<Value = GeneratedL
     spec().prop_map(move |spec| {
         let spec = if takes_burst(algorithm) { spec } else { Spec { burst: None, ..spec } };
         let spec = if algorithm == Algorithm::LeakyBucket { spec } else { Spec { max_wait: None, ..spec } };
+        let spec = if algorithm == Algorithm::TokenBucket { spec } else { Spec { borrow: None, ..spec } };
         let limit = Limit::new(algorithm, spec).expect("every generated rate has an exact tick");
         GeneratedLimit { limit, spec }
     })

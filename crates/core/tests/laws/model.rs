@@ -2,7 +2,7 @@
 //! verdict, remaining, `retry_after`, `reset_after` and wait in every field.
 
 use proptest::prelude::*;
-use tidegate_core::{Algorithm, Cost, CounterState, Outcome, TimeSpan, Timestamp, Verdict};
+use tidegate_core::{Algorithm, Borrow, Cost, CounterState, Outcome, TimeSpan, Timestamp, Verdict};
 
 use crate::generate::{GeneratedLimit, any_direction, any_limit, limit_of, replay, start};
 
@@ -27,38 +27,68 @@ fn ceil_div(a: i128, b: i128) -> i128 {
 }
 
 /// When the bucket is full again, as a fraction of a tick over `count`; at any time before, `count / period`
-/// tokens less per tick.
+/// tokens less per tick. Each token beyond `burst` costs `repay` tokens, and there are `units` of them.
 struct Tokens {
     count: i128,
     period: i128,
     burst: i128,
+    units: i128,
+    repay: i128,
     full_at: i128,
 }
 
 impl Tokens {
-    fn at(&self, tick: i128) -> i128 {
-        self.burst * self.period - (self.full_at - tick * self.count).max(0)
+    /// What is missing.
+    fn missing(&self, tick: i128) -> i128 {
+        (self.full_at - tick * self.count).max(0)
+    }
+
+    fn own(&self) -> i128 {
+        self.burst * self.period
+    }
+
+    /// What can be taken when this much is missing, times `repay`.
+    fn available(&self, missing: i128) -> i128 {
+        let own = (self.own() - missing).max(0);
+        let debt = (missing - self.own()).max(0);
+        (own + self.units * self.period) * self.repay - debt
+    }
+
+    fn fits(&self, tick: i128, needs: i128) -> bool {
+        needs * self.repay <= self.available(self.missing(tick))
+    }
+
+    /// What is missing after `needs` was taken.
+    fn after(&self, missing: i128, needs: i128) -> i128 {
+        let own = (self.own() - missing).max(0).min(needs);
+        missing + own + (needs - own) * self.repay
     }
 }
 
 impl Model for Tokens {
     fn evaluate(&self, tick: i128, cost: i128) -> ModelOutcome {
-        let tokens = self.at(tick);
         let needs = cost * self.period;
-        let fits = tokens >= needs;
-        let after = if fits { tokens - needs } else { tokens };
+        let missing = self.missing(tick);
+        let (fits, never) = (self.fits(tick, needs), cost > self.burst + self.units);
+        let after = if fits { self.after(missing, needs) } else { missing };
+        // By bisection: it only fills while nothing is taken.
+        let (mut low, mut high) = (tick, tick + ceil_div(missing, self.count));
+        while low < high && !never {
+            let middle = (low + high).div_euclid(2);
+            if self.fits(middle, needs) { high = middle } else { low = middle + 1 }
+        }
         ModelOutcome {
             fits,
-            never: cost > self.burst,
-            fits_at: tick + ceil_div(needs - tokens, self.count),
+            never,
+            fits_at: low,
             departs: tick,
-            left: after.div_euclid(self.period),
-            fresh_at: tick + ceil_div(self.burst * self.period - after, self.count),
+            left: self.available(after).div_euclid(self.period * self.repay),
+            fresh_at: tick + ceil_div(after, self.count),
         }
     }
 
     fn charge(&mut self, tick: i128, cost: i128) {
-        self.full_at = self.full_at.max(tick * self.count) + cost * self.period;
+        self.full_at = tick * self.count + self.after(self.missing(tick), cost * self.period);
     }
 }
 
@@ -190,7 +220,13 @@ fn model(generated: &GeneratedLimit) -> Box<dyn Model> {
     let period = i128::from(generated.period());
     let burst = i128::from(generated.burst());
     match generated.limit.algorithm() {
-        Algorithm::TokenBucket => Box::new(Tokens { count, period, burst, full_at: 0 }),
+        Algorithm::TokenBucket => {
+            let (units, repay) = match generated.spec.borrow {
+                Some(Borrow { units, repay }) => (i128::from(units), i128::from(repay)),
+                None => (0, 1),
+            };
+            Box::new(Tokens { count, period, burst, units, repay, full_at: 0 })
+        }
         Algorithm::LeakyBucket => {
             let max_wait = i128::from(generated.max_wait());
             Box::new(Queue { count, period, burst, max_wait, next: 0 })

@@ -74,7 +74,8 @@ proptest! {
         let share = generated.limit.share(part, of);
         let (left, right) = rate_sides(&share, &generated.limit, part, of);
         prop_assert_eq!(left, right);
-        prop_assert_eq!(share.capacity(), (generated.burst() * part / of).max(1));
+        let lent = generated.lent() * part / of;
+        prop_assert_eq!(share.capacity(), (generated.burst() * part / of).max(1) + lent);
     }
 
     #[test]

@@ -2,8 +2,8 @@
 
 use proptest::prelude::*;
 use tidegate_core::{
-    Algorithm, Cost, CounterState, LeakyBucket, Limit, LimitError, Spec, TimeSpan, Timestamp, Verdict,
-    WORD_MAX,
+    Algorithm, Borrow, Cost, CounterState, LeakyBucket, Limit, LimitError, Spec, TimeSpan, Timestamp,
+    Verdict, WORD_MAX,
 };
 
 use crate::generate::{any_direction, any_limit, limit_of, replay, start};
@@ -138,9 +138,10 @@ proptest! {
         algorithm in proptest::sample::select(Algorithm::ALL),
         requests in extreme(), window in extreme(), burst in proptest::option::of(extreme()),
         max_wait in proptest::option::of(extreme().prop_map(TimeSpan::from_micros)),
+        borrow in proptest::option::of((extreme(), extreme()).prop_map(|(units, repay)| Borrow { units, repay })),
         steps in proptest::collection::vec((extreme(), extreme(), any::<bool>()), 1..20),
     ) {
-        let spec = Spec { requests, window: TimeSpan::from_micros(window), burst, max_wait };
+        let spec = Spec { requests, window: TimeSpan::from_micros(window), burst, max_wait, borrow };
         let Ok(limit) = Limit::new(algorithm, spec) else { return Ok(()) };
         let mut state = CounterState::default();
         let mut newest = Timestamp::ZERO;
@@ -216,6 +217,41 @@ fn max_wait_for_an_algorithm_without_waits_is_rejected() {
             _ => assert_eq!(created, Err(LimitError::NoMaxWait { algorithm })),
         }
     }
+}
+
+#[test]
+fn borrow_for_an_algorithm_that_lends_nothing_or_of_nothing_is_rejected() {
+    let spec = |units, repay| {
+        let borrow = Some(Borrow { units, repay });
+        Spec { borrow, ..Spec::new(10, TimeSpan::from_secs(1)) }
+    };
+    for &algorithm in Algorithm::ALL {
+        let created = Limit::new(algorithm, spec(1, 1));
+        match algorithm {
+            Algorithm::TokenBucket => assert!(created.is_ok()),
+            _ => assert_eq!(created, Err(LimitError::NoBorrow { algorithm })),
+        }
+    }
+    for spec in [spec(0, 2), spec(1, 0)] {
+        assert_eq!(Limit::new(Algorithm::TokenBucket, spec), Err(LimitError::ZeroBorrow));
+    }
+}
+
+#[test]
+fn bucket_that_lends_20_of_which_each_costs_2_is_full_again_40_units_later() {
+    let borrow = Some(Borrow { units: 20, repay: 2 });
+    let spec = Spec { burst: Some(30), borrow, ..Spec::new(10, TimeSpan::from_secs(1)) };
+    let limit = Limit::new(Algorithm::TokenBucket, spec).unwrap();
+    let now = Timestamp::from_secs(1_700_000_000);
+    let mut state = CounterState::default();
+    let outcome = limit.step(&mut state, now, Cost::new(50));
+    assert_eq!((outcome.verdict, outcome.limit, outcome.remaining), (Verdict::PASS, 50, 0));
+    assert_eq!(outcome.reset_after, TimeSpan::from_secs(7), "(30 + 40) units at 10 per second");
+    let retry_after = TimeSpan::from_millis(200);
+    assert_eq!(limit.step(&mut state, now, Cost::ONE).verdict, Verdict::NotUntil { retry_after });
+    let later = limit.evaluate(&state, now + TimeSpan::from_secs(4), Cost::ZERO);
+    assert_eq!(later.remaining, 20, "the burst is still empty, and everything can be borrowed again");
+    assert_eq!(limit.evaluate(&state, now + TimeSpan::from_secs(7), Cost::new(50)).verdict, Verdict::PASS);
 }
 
 #[test]

@@ -1,11 +1,13 @@
 //! Performs the actions that take the place of rejections.
 
 pub(crate) mod cached;
+mod wait;
 
 use tidegate_core::{ActionKind, ActionSet, Timestamp};
-use tidegate_limiter::{ActRuling, ChargeUse};
+use tidegate_limiter::{ActRuling, ChargeUse, RefuseRuling, WaitPlace, WaitTerms};
 use tidegate_policy::{ExceedAction, Route};
 use tidegate_store::Store;
+use tidegate_tower::deadline::Deadline;
 
 use crate::error::ServeError;
 use crate::limit::{AdmittedRequest, LimitOutcome};
@@ -15,7 +17,15 @@ use crate::worker::WorkerSnapshot;
 
 /// The actions that the gateway performs.
 pub(crate) const PERFORMED: ActionSet =
-    ActionSet::of(&[ActionKind::Cached, ActionKind::Degrade, ActionKind::Slow]);
+    ActionSet::of(&[ActionKind::Cached, ActionKind::Wait, ActionKind::Degrade, ActionKind::Slow]);
+
+/// What follows from an action.
+pub(crate) enum Acted {
+    /// The request is served, now or from the memory.
+    Done(LimitOutcome),
+    /// It waits.
+    Waiting(WaitPlace),
+}
 
 /// How a degraded request is served.
 #[derive(Clone, Copy, Debug)]
@@ -51,18 +61,24 @@ impl<S: Store + 'static> Exchange<'_, S> {
         act: Box<ActRuling<'_>>,
         (route, upstream): (&Route, &UpstreamGroup),
         now: Timestamp,
-    ) -> Result<LimitOutcome, ServeError> {
+    ) -> Result<Acted, ServeError> {
         match act.action() {
+            ExceedAction::Wait { .. } => {
+                let deadline = self.deadline.map(Deadline::instant);
+                let terms = WaitTerms { arrived: now, deadline, performs: PERFORMED };
+                let joined = self.worker.limiter.join(act, terms).await;
+                joined.map(Acted::Waiting).map_err(|refuse| self.recorded_refusal(&refuse))
+            }
             ExceedAction::Cached { max_age } => match self.stored_response(*max_age, now) {
                 Some(response) => {
                     let limits = act.report.limits();
                     self.record_decision(&limits, act.recorded(&limits));
-                    Ok(LimitOutcome::Stored(response))
+                    Ok(Acted::Done(LimitOutcome::Stored(response)))
                 }
                 None => Err(self.refuse_action(*act)),
             },
             ExceedAction::Degrade { upstream: None } => {
-                self.degrade(act, upstream, Degradation::Marked, now).await
+                self.degrade(act, upstream, Degradation::Marked, now).await.map(Acted::Done)
             }
             ExceedAction::Degrade { upstream: Some(cheaper) } => {
                 let snapshot = self.snapshot;
@@ -70,13 +86,12 @@ impl<S: Store + 'static> Exchange<'_, S> {
                     Some(upstream) => {
                         let degradation =
                             Degradation::Upstream { index: cheaper.index, usual: route.upstream };
-                        self.degrade(act, upstream, degradation, now).await
+                        self.degrade(act, upstream, degradation, now).await.map(Acted::Done)
                     }
                     None => Err(self.refuse_action(*act)),
                 }
             }
             ExceedAction::Reject
-            | ExceedAction::Wait { .. }
             | ExceedAction::Defer(_)
             | ExceedAction::Slow(_)
             | ExceedAction::Borrow(_) => Err(self.refuse_action(*act)),
@@ -94,15 +109,17 @@ impl<S: Store + 'static> Exchange<'_, S> {
         let limits = act.report.limits();
         self.record_decision(&limits, act.recorded(&limits));
         let charge = act.charge(&self.worker.limiter, ChargeUse::Refundable);
+        let at = now + act.delay;
+        let delayed = (!act.delay.is_zero()).then(|| self.delay(act.report.client(), at));
         let admitted = AdmittedRequest {
             sticky_key: upstream.sticky_key(|| act.report.client()),
             permits: std::mem::take(&mut act.permits),
             charge,
-            at: now + act.delay,
+            at,
             degradation: Some(degradation),
         };
-        if !act.delay.is_zero() {
-            self.wait(act.delay).await?;
+        if let Some(place) = delayed {
+            self.depart(place?).await?;
         }
         Ok(LimitOutcome::Admitted(admitted))
     }
@@ -110,8 +127,13 @@ impl<S: Store + 'static> Exchange<'_, S> {
     /// The refusal of a request whose action cannot be performed.
     fn refuse_action(&mut self, act: ActRuling<'_>) -> ServeError {
         let refuse = act.refuse(&self.worker.limiter);
+        self.recorded_refusal(&refuse)
+    }
+
+    /// The error of a request that is refused, after it was recorded.
+    fn recorded_refusal(&mut self, refuse: &RefuseRuling<'_>) -> ServeError {
         let limits = refuse.report.limits();
         self.record_decision(&limits, refuse.recorded(&limits));
-        self.refusal(&refuse, &limits)
+        self.refusal(refuse, &limits)
     }
 }

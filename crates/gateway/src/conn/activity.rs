@@ -24,7 +24,7 @@
 
 use std::io;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
 use std::task::Poll;
 
 use tidegate_listener::BodyLength;
@@ -215,6 +215,31 @@ pub(crate) struct Activity {
     body_length: AtomicU64,
     /// Bytes that were received after the last head.
     ahead: AtomicU64,
+    /// A packed [`HangupWatch`].
+    hangup: AtomicU8,
+}
+
+/// Whether the socket is watched for the client's disconnect although nothing is read. Otherwise a disconnect behind an unread
+/// body or a pipelined request would not be noticed. Over HTTP/2 everything is read.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) enum HangupWatch {
+    /// No request waits.
+    #[default]
+    Off = 0,
+    /// A request waits for its turn.
+    On = 1,
+    /// The last request that waited no longer does.
+    Ending = 2,
+}
+
+/// Watches the socket while a request waits.
+#[derive(Debug)]
+pub(crate) struct HangupGuard(Arc<Activity>);
+
+impl Drop for HangupGuard {
+    fn drop(&mut self) {
+        self.0.set_hangup_watch(HangupWatch::Ending);
+    }
 }
 
 impl Activity {
@@ -228,6 +253,27 @@ impl Activity {
         let mut state = self.state();
         event(&mut state);
         self.state.store(state.pack(), Ordering::Relaxed);
+    }
+
+    /// Ends the connection if the client disconnects before the guard is dropped.
+    pub(crate) fn watch_hangup(self: &Arc<Self>) -> Option<HangupGuard> {
+        if self.is_multiplexed() {
+            return None;
+        }
+        self.set_hangup_watch(HangupWatch::On);
+        Some(HangupGuard(Arc::clone(self)))
+    }
+
+    pub(super) fn hangup_watch(&self) -> HangupWatch {
+        match self.hangup.load(Ordering::Relaxed) {
+            0 => HangupWatch::Off,
+            1 => HangupWatch::On,
+            _ => HangupWatch::Ending,
+        }
+    }
+
+    pub(super) fn set_hangup_watch(&self, watch: HangupWatch) {
+        self.hangup.store(watch as u8, Ordering::Relaxed);
     }
 
     /// A request's head is complete; it is in flight until the guard is dropped.

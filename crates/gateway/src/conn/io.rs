@@ -5,16 +5,18 @@
 
 use std::io::{self, IoSlice};
 use std::mem::MaybeUninit;
-use std::pin::Pin;
+use std::os::fd::AsFd;
+use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
 use bytes::Bytes;
 use smallvec::SmallVec;
 use tidegate_listener::{BodyLength, RequestFraming};
-use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, ReadBuf};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, Interest, ReadBuf};
+use tokio::net::TcpStream;
 
-use super::activity::Activity;
+use super::activity::{Activity, HangupWatch};
 use super::lingering_close::LingeringClose;
 use super::unparsable::BareResponse;
 
@@ -31,11 +33,54 @@ const SMALL: usize = 2048;
 pub(crate) struct ClientSocket<T> {
     inner: T,
     activity: Arc<Activity>,
+    /// The socket again, with a readiness of its own: hyper reads nothing while a request waits, so the other is not polled.
+    hangup: Option<Box<TcpStream>>,
 }
 
 impl<T> ClientSocket<T> {
     pub(crate) fn new(inner: T, activity: Arc<Activity>) -> Self {
-        Self { inner, activity }
+        Self { inner, activity, hangup: None }
+    }
+}
+
+/// A socket of which there can be a copy with a readiness of its own.
+pub(crate) trait CopySocket {
+    fn copy(&self) -> io::Result<TcpStream>;
+}
+
+impl CopySocket for TcpStream {
+    fn copy(&self) -> io::Result<TcpStream> {
+        Self::from_std(self.as_fd().try_clone_to_owned()?.into())
+    }
+}
+
+impl<T: CopySocket> ClientSocket<T> {
+    /// Watches for the client's disconnect while a request waits. It is an error, so that hyper drops the request.
+    #[cold]
+    fn poll_hangup(&mut self, cx: &mut Context<'_>) -> io::Result<()> {
+        if self.activity.hangup_watch() != HangupWatch::On {
+            self.hangup = None;
+            self.activity.set_hangup_watch(HangupWatch::Off);
+            return Ok(());
+        }
+        let socket = match &mut self.hangup {
+            Some(socket) => socket,
+            none => {
+                // Without a file descriptor the disconnect is noticed later.
+                let Ok(copy) = self.inner.copy() else { return Ok(()) };
+                none.insert(Box::new(copy))
+            }
+        };
+        while socket.poll_read_ready(cx)?.is_ready() {
+            if let Poll::Ready(ready) = pin!(socket.ready(Interest::READABLE)).poll(cx)
+                && ready?.is_read_closed()
+            {
+                return Err(io::ErrorKind::ConnectionReset.into());
+            }
+            // What has arrived stays unread; the next event is of interest.
+            let _ = socket.try_io(Interest::READABLE, || Err::<(), _>(io::ErrorKind::WouldBlock.into()));
+        }
+        Ok(())
     }
 }
 
@@ -45,7 +90,7 @@ impl<T: AsyncRead + Unpin> AsyncRead for ClientSocket<T> {
     }
 }
 
-impl<T: AsyncWrite + Unpin> AsyncWrite for ClientSocket<T> {
+impl<T: AsyncWrite + CopySocket + Unpin> AsyncWrite for ClientSocket<T> {
     fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
         let this = self.get_mut();
         let written = Pin::new(&mut this.inner).poll_write(cx, buf);
@@ -68,8 +113,13 @@ impl<T: AsyncWrite + Unpin> AsyncWrite for ClientSocket<T> {
         self.inner.is_write_vectored()
     }
 
+    /// hyper flushes whenever it has polled the request.
     fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.get_mut().inner).poll_flush(cx)
+        let this = self.get_mut();
+        if this.activity.hangup_watch() != HangupWatch::Off {
+            this.poll_hangup(cx)?;
+        }
+        Pin::new(&mut this.inner).poll_flush(cx)
     }
 
     fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
@@ -313,9 +363,15 @@ pub(crate) fn poll_write_joined(
 mod tests {
     use std::future::poll_fn;
 
-    use tokio::io::{AsyncReadExt, AsyncWriteExt, duplex};
+    use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream, duplex};
 
     use super::*;
+
+    impl CopySocket for DuplexStream {
+        fn copy(&self) -> io::Result<TcpStream> {
+            Err(io::ErrorKind::Unsupported.into())
+        }
+    }
 
     const BARE: &[u8] = b"HTTP/1.1 400 Bad Request\r\nconnection: close\r\ncontent-length: 0\r\n\
                           date: Sun, 16 Nov 2025 02:27:20 GMT\r\n\r\n";

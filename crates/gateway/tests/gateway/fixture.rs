@@ -12,7 +12,7 @@ use http_body::Body;
 use http_body_util::Empty;
 use tidegate_core::Timestamp;
 use tidegate_gateway::{BreakerCommand, BreakerCommandError, BulkheadStatus, Gateway, UpstreamStatus};
-use tidegate_limiter::Limiter;
+use tidegate_limiter::{Limiter, WaitBounds};
 use tidegate_listener::{Listener, ServerCertificate};
 use tidegate_policy::{ActivePolicy, Ban, Bans, Subject, compile};
 use tidegate_store::{Clock, MemoryStore, Penalties, Permits, SystemClock};
@@ -194,6 +194,16 @@ impl TestGateway {
         let text = self.metrics();
         let value = text.lines().find_map(|line| line.strip_prefix(series)?.strip_prefix(' '));
         value.and_then(|value| value.parse().ok()).unwrap_or_else(|| panic!("no {series} in\n{text}"))
+    }
+
+    /// The number of requests that wait or are delayed.
+    pub(crate) fn waiting(&self) -> usize {
+        self.gateway.limiter().waits().len()
+    }
+
+    /// Sets how many requests may wait or be delayed.
+    pub(crate) fn bound_waits(&self, bounds: WaitBounds) {
+        self.gateway.limiter().waits().set_bounds(bounds);
     }
 
     /// Stops it, and returns once requests in progress have ended. Other tasks of the test go on meanwhile.

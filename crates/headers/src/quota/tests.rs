@@ -1,5 +1,5 @@
 use proptest::prelude::*;
-use tidegate_core::{Cost, CounterState, Timestamp};
+use tidegate_core::{Borrow, Cost, CounterState, Timestamp};
 
 use super::*;
 
@@ -18,13 +18,20 @@ fn spec() -> impl Strategy<Value = (Algorithm, Spec)> {
     ];
     let burst = prop_oneof![Just(None), (1_u64..=20).prop_map(Some), (1_u64..=1_000_000_000).prop_map(Some)];
     let max_wait = prop_oneof![Just(None), (0_u64..=1 << 40).prop_map(|us| Some(TimeSpan::from_micros(us)))];
+    let borrow = prop_oneof![
+        2 => Just(None),
+        1 => (1_u64..=1_000, 1_u64..=5).prop_map(|(units, repay)| Some(Borrow { units, repay })),
+    ];
     let algorithm = proptest::sample::select(Algorithm::ALL);
-    (algorithm, rate, burst, max_wait).prop_map(|(algorithm, (requests, window), burst, max_wait)| {
-        let knows_burst = matches!(algorithm, Algorithm::TokenBucket | Algorithm::LeakyBucket);
-        let burst = burst.filter(|_| knows_burst);
-        let max_wait = max_wait.filter(|_| algorithm == Algorithm::LeakyBucket);
-        (algorithm, Spec { requests, window, burst, max_wait })
-    })
+    (algorithm, rate, burst, max_wait, borrow).prop_map(
+        |(algorithm, (requests, window), burst, max_wait, borrow)| {
+            let knows_burst = matches!(algorithm, Algorithm::TokenBucket | Algorithm::LeakyBucket);
+            let burst = burst.filter(|_| knows_burst);
+            let max_wait = max_wait.filter(|_| algorithm == Algorithm::LeakyBucket);
+            let borrow = borrow.filter(|_| algorithm == Algorithm::TokenBucket);
+            (algorithm, Spec { requests, window, burst, max_wait, borrow })
+        },
+    )
 }
 
 /// Gaps in thousandths of the window, costs in thousandths of the capacity, and whether the cost is charged in any case.
@@ -141,4 +148,13 @@ fn locked_out_report_has_nothing_left_and_the_longer_retry_after() {
     let never = limit.evaluate(&CounterState::Unseen, now, Cost::new(2));
     let report = quota.report_locked_out("a", Some(&never), TimeSpan::from_secs(10));
     assert_eq!((report.retry_after, report.announced_reset()), (None, TimeSpan::from_secs(10)));
+}
+
+#[test]
+fn bucket_that_lends_announces_all_units_and_the_time_to_repay_them() {
+    let borrow = Some(Borrow { units: 20, repay: 2 });
+    let spec = Spec { burst: Some(30), borrow, ..Spec::new(10, TimeSpan::from_secs(1)) };
+    let (_, quota) = quota(Algorithm::TokenBucket, spec).unwrap();
+    let report = quota.full_report("a");
+    assert_eq!((report.quota, report.window), (50, Some(TimeSpan::from_secs(7))));
 }

@@ -9,10 +9,12 @@ use tidegate_store::{MemoryStore, Store};
 use crate::{Bench, describe, refused};
 
 /// Each action with its YAML.
-const ACTIONS: [(ActionKind, &str); 3] = [
+const ACTIONS: [(ActionKind, &str); 5] = [
     (ActionKind::Reject, "reject"),
+    (ActionKind::Wait, "{ wait: 2h }"),
     (ActionKind::Degrade, "degrade"),
     (ActionKind::Slow, "{ slow: { from: 10%, max: 1s } }"),
+    (ActionKind::Borrow, "{ borrow: { units: 3, repay: 2 } }"),
 ];
 const EVERY_ACTION: ActionSet = ActionSet::of(&ActionKind::ALL);
 
@@ -212,4 +214,35 @@ async fn rule_in_shadow_mode_counts_the_action_it_would_have_had() {
         counted.retain(|kind| *kind != ActionKind::Slow);
         assert_eq!(counted, [expected], "{action}");
     }
+}
+
+#[tokio::test]
+async fn units_that_a_bucket_lends_are_named_and_repaid() {
+    let bench = Bench::new(
+        "rate_limits: { global: { requests: 10, window: 1s, algorithm: token_bucket, burst: 30, \
+         on_exceed: { borrow: { units: 20, repay: 2 } } } }",
+    );
+    let mut kinds = Vec::new();
+    for _ in 0..51 {
+        kinds.push(
+            bench
+                .act(ActionSet::NONE, |ruling| {
+                    let limits = ruling.report().limits();
+                    let recorded = ruling.recorded(&limits);
+                    (matches!(ruling, Ruling::Serve(_)), recorded.action.map(|action| action.kind))
+                })
+                .await,
+        );
+    }
+    let expected = |index: usize| match index {
+        0..30 => (true, None),
+        30..50 => (true, Some(ActionKind::Borrow)),
+        _ => (false, None),
+    };
+    assert_eq!(kinds, (0..51).map(expected).collect::<Vec<_>>());
+    assert_eq!(bench.remaining("global").await, 0);
+    bench.clock.advance(TimeSpan::from_secs(4));
+    assert_eq!(bench.remaining("global").await, 20, "everything borrowed is repaid, at twice the price");
+    bench.clock.advance(TimeSpan::from_secs(3));
+    assert_eq!(bench.remaining("global").await, 50, "(burst + 40) units at 10 per second");
 }

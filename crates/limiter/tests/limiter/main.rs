@@ -2,11 +2,13 @@
 
 mod actions;
 mod charges;
+mod departures;
 mod parallel;
 mod rules;
 mod rulings;
 mod shared_permits;
 mod stores;
+mod waits;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

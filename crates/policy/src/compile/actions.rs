@@ -10,7 +10,7 @@ use crate::render::quote;
 use crate::units::{self, span_text};
 
 /// What no interface performs yet. Such a limit would reject, so it is a problem.
-const NOT_PERFORMED: [ActionKind; 3] = [ActionKind::Wait, ActionKind::Defer, ActionKind::Borrow];
+const NOT_PERFORMED: [ActionKind; 1] = [ActionKind::Defer];
 const DEFAULT_CACHE_MEMORY: u64 = 64 << 20;
 const MIN_CACHE_MEMORY: u64 = 1 << 20;
 const DEFAULT_QUEUE: u32 = 10_000;

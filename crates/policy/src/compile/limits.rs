@@ -2,13 +2,13 @@
 
 use std::collections::HashMap;
 
-use tidegate_core::{Algorithm, Limit, LimitError, RuleId, Spec};
+use tidegate_core::{Algorithm, Borrow, Limit, LimitError, RuleId, Spec};
 
 use crate::compile::names::NameConflict;
 use crate::compile::{CompileContext, actions, counters, mode, rejections, rules, scalar, store};
 use crate::endpoints::EndpointPattern;
 use crate::language::{ALGORITHM_VALUES, ALGORITHMS, ENDPOINT, GLOBAL, LIMIT, Mapping};
-use crate::plan::{Clients, EndpointRule, PathCase, Quota, RateLimits, Rule, Tier};
+use crate::plan::{Clients, EndpointRule, ExceedAction, PathCase, Quota, RateLimits, Rule, Tier};
 use crate::raw::{Fields, Finding, MappingEntry, MappingKey, NodeRef, YamlNode, YamlValue};
 use crate::render::quote;
 
@@ -175,10 +175,14 @@ pub(super) fn rule<'s>(
     let is_reported = mode::report(fields, &mut context.report);
     let window = fields.get("window").and_then(scalar::peek_duration);
     let penalty = mode::penalty(fields, window, &mut context.report);
-    let limit = limit(node, fields, context);
+    let on_exceed = actions::on_exceed(fields, context);
+    let borrow = match on_exceed {
+        Some(ExceedAction::Borrow(borrow)) => Some(borrow),
+        _ => None,
+    };
+    let limit = limit(node, fields, borrow, context);
     let algorithm = limit.as_ref().map(|(limit, _)| limit.algorithm());
     let sharing = store::sharing(node, fields, algorithm, context);
-    let on_exceed = actions::on_exceed(fields, context);
     let rejection = rejections::rejection(fields, context);
     let (limit, spec) = limit?;
     let (on_exceed, rejection) = (on_exceed?, rejection?);
@@ -186,7 +190,7 @@ pub(super) fn rule<'s>(
     let limit = context.store.as_ref().map_or(limit, |store| store.part_of(limit, sharing));
     let (id, mode, penalty, is_reported) = (id?, mode?, penalty?, is_reported?);
     context.targets.rules.insert(id, NodeRef::from(node));
-    let Spec { requests, window, burst, max_wait } = spec;
+    let Spec { requests, window, burst, max_wait, .. } = spec;
     let (quota, line) = (Quota::new(&limit, &spec), node.position.line);
     Some(Rule {
         name,
@@ -237,6 +241,7 @@ pub(super) fn claim<'s>(
 fn limit<'s>(
     node: &YamlNode<'s>,
     fields: &Fields<'_, 's>,
+    borrow: Option<Borrow>,
     context: &mut CompileContext<'s, '_>,
 ) -> Option<(Limit, Spec)> {
     let report = &mut context.report;
@@ -248,7 +253,10 @@ fn limit<'s>(
     });
     let burst = fields.get_or("burst", None, |node| scalar::count(node, report).map(Some))?;
     let max_wait = fields.get_or("max_wait", None, |node| scalar::duration(node, report).map(Some))?;
-    let (algorithm, spec) = (algorithm?, Spec { requests: requests?, window: window?, burst, max_wait });
+    let algorithm = algorithm?;
+    // For any other algorithm the action is reported.
+    let borrow = borrow.filter(|_| algorithm == Algorithm::TokenBucket);
+    let spec = Spec { requests: requests?, window: window?, burst, max_wait, borrow };
     let error = match Limit::new(algorithm, spec) {
         Ok(limit) => return Some((limit, spec)),
         Err(error) => error,
@@ -269,6 +277,9 @@ fn limit<'s>(
         LimitError::NotRepresentable { .. } => {
             Finding::error(at("requests"), "this many requests per window cannot be counted exactly")
                 .hint("use a smaller `requests`, a shorter `window` or rounder numbers")
+        }
+        LimitError::ZeroBorrow | LimitError::NoBorrow { .. } => {
+            Finding::error(at("on_exceed"), error.to_string())
         }
         LimitError::ZeroRequests => Finding::error(at("requests"), error.to_string()),
         LimitError::ZeroWindow => Finding::error(at("window"), error.to_string()),

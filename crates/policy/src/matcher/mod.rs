@@ -37,7 +37,8 @@ use crate::facts::Facts;
 use crate::identity::HeaderRules;
 use crate::networks::Networks;
 use crate::plan::{
-    ChargeBasis, ConcurrencyRule, CustomRule, HostPattern, OnInvalid, PathCase, Plan, Route, RuleCost,
+    ChargeBasis, ConcurrencyRule, CustomRule, ExceedAction, HostPattern, OnInvalid, PathCase, Plan, Route,
+    Rule, RuleCost,
 };
 
 /// A plan, indexed for requests.
@@ -75,6 +76,7 @@ pub struct Matcher {
     /// The networks that are served; `None` for all.
     allowed: Option<Networks>,
     has_penalties: bool,
+    has_penalties_or_waits: bool,
     has_settlements: bool,
     has_actions: bool,
     has_shared_permits: bool,
@@ -110,9 +112,11 @@ impl Matcher {
             custom.charge != ChargeBasis::UpFront || matches!(custom.cost, RuleCost::Body(_))
         };
         let has_settlements = limits.rules.iter().any(is_settled_later);
-        let has_actions = limits.iter().any(|rule| rule.on_exceed.kind().needs_interface());
+        let has_actions = limits.iter().any(|rule| rule.on_exceed != ExceedAction::Reject);
         let has_body_users = limits.rules.iter().any(|custom| custom.body_user.is_some());
         let has_penalties = limits.iter().any(|rule| rule.penalty.is_some());
+        let waits = |rule: &Rule| matches!(rule.on_exceed, ExceedAction::Wait { .. });
+        let has_penalties_or_waits = has_penalties || limits.iter().any(waits);
         let has_shared_permits = limits.concurrent.iter().any(ConcurrencyRule::has_shared_permits);
         let header_rules = HeaderRules::new(&plan);
         let checks_credentials = plan.clients.on_invalid != OnInvalid::Forward
@@ -132,6 +136,7 @@ impl Matcher {
             bans,
             allowed,
             has_penalties,
+            has_penalties_or_waits,
             has_settlements,
             has_actions,
             has_shared_permits,
@@ -154,6 +159,11 @@ impl Matcher {
     /// Whether any rule locks clients out.
     pub fn has_penalties(&self) -> bool {
         self.has_penalties
+    }
+
+    /// Whether any rule locks clients out or lets requests wait.
+    pub fn has_penalties_or_waits(&self) -> bool {
+        self.has_penalties_or_waits
     }
 
     /// Whether any rule has a cost that is settled later.

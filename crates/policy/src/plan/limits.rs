@@ -89,6 +89,14 @@ impl Rule {
         self.mode.can_reject() && !self.on_exceed.kind().admits()
     }
 
+    /// The units that it lends beyond its burst.
+    pub fn lent(&self) -> u64 {
+        match self.on_exceed {
+            ExceedAction::Borrow(borrow) => borrow.units,
+            _ => 0,
+        }
+    }
+
     /// The longest time that a request is delayed: as in the policy, or the algorithm's default.
     pub fn longest_wait(&self) -> TimeSpan {
         match self.algorithm() {

@@ -110,7 +110,7 @@ struct Envelope {
 impl Envelope {
     fn of(rule: &Rule) -> Self {
         let requests = u128::from(rule.requests);
-        let burst = rule.burst.map_or(requests, u128::from);
+        let burst = rule.burst.map_or(requests, u128::from).saturating_add(rule.lent().into());
         let (initial, units) = match rule.algorithm() {
             Algorithm::TokenBucket | Algorithm::LeakyBucket => (burst, requests),
             Algorithm::SlidingLog => (requests, requests),
@@ -129,19 +129,20 @@ impl Envelope {
     /// Whether `rule` admits everything within the envelope.
     fn fits(&self, rule: &Rule) -> bool {
         let (requests, window) = (u128::from(rule.requests), u128::from(rule.window.as_micros()));
-        let burst = rule.burst.map_or(requests, u128::from);
+        let own = rule.burst.map_or(requests, u128::from);
         // initial · times + units · window / micros ≤ requests, without dividing.
         let within = |times: u128| {
             let spent = self.initial.saturating_mul(times).saturating_mul(self.micros);
             spent.saturating_add(self.units.saturating_mul(window)) <= requests.saturating_mul(self.micros)
         };
         match rule.algorithm() {
-            Algorithm::TokenBucket => self.initial <= burst && self.is_slower(requests, window),
+            // What is borrowed slows the refill, so only its own burst counts.
+            Algorithm::TokenBucket => self.initial <= own && self.is_slower(requests, window),
             // The last request of a burst must not wait longer than `max_wait`.
             Algorithm::LeakyBucket => {
                 let last = self.initial.saturating_sub(1).saturating_mul(window);
                 let waits = requests.saturating_mul(rule.longest_wait().as_micros().into());
-                self.initial <= burst && last <= waits && self.is_slower(requests, window)
+                self.initial <= own && last <= waits && self.is_slower(requests, window)
             }
             Algorithm::SlidingLog | Algorithm::FixedWindow => within(1),
             // Its estimate over two windows is at most twice the initial burst.

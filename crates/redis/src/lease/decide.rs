@@ -131,9 +131,8 @@ impl LeaseNode {
         let BlockLedger { checks, hashes, now, .. } = *ledger;
         let is_available = self.link.is_available();
         for (check, hash) in checks.iter().zip(hashes) {
-            let algorithm = check.limit.algorithm();
-            if !supports(Coordination::Lease, algorithm) {
-                return Err(StoreError::Unsupported { algorithm });
+            if !supports(Coordination::Lease, check.limit) {
+                return Err(StoreError::Unsupported { algorithm: check.limit.algorithm() });
             }
             let new_block = || self.new_block(check.key, check.limit);
             let shard = ledger.shards.shard(*hash);

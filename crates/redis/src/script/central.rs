@@ -207,6 +207,7 @@ impl<'a> Encoder<'a> {
 fn is_plain(check: &CounterCheck) -> bool {
     check.role == Role::Binding
         && check.limit.algorithm() != Algorithm::SlidingLog
+        && !check.limit.lends()
         && (1..=255).contains(&check.cost.get())
 }
 

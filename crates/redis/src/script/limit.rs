@@ -4,11 +4,17 @@ use tidegate_core::{AlgorithmKind, Limit, Rate, Tick};
 
 /// The version of the format of entries.
 const VERSION: u8 = 1;
+/// That of entries of buckets that lend: a node that does not know them rejects them.
+const LENDING_VERSION: u8 = 2;
 
 /// Appends a limit: see `read_limit` in `lua/format.lua`.
 pub(super) fn push_limit(out: &mut Vec<u8>, limit: &Limit) {
+    let mut borrow = None;
     let (algorithm, [a, b, c]) = match limit.kind() {
-        AlgorithmKind::TokenBucket(bucket) => (0, rate(bucket.rate(), None)),
+        AlgorithmKind::TokenBucket(bucket) => {
+            borrow = bucket.borrow();
+            (0, rate(bucket.rate(), None))
+        }
         AlgorithmKind::LeakyBucket(bucket) => (1, rate(bucket.rate(), Some(bucket.max_backlog()))),
         AlgorithmKind::FixedWindow(window) => (2, [Some(window.window().as_micros()), None, None]),
         AlgorithmKind::SlidingLog(log) => (3, [Some(log.window().as_micros()), None, None]),
@@ -22,8 +28,10 @@ pub(super) fn push_limit(out: &mut Vec<u8>, limit: &Limit) {
         Tick::Milli => 1,
         Tick::Second => 2,
     };
-    out.push(16 * VERSION + 3 * algorithm + tick + 1);
-    for number in [Some(limit.capacity()), a, b, c].into_iter().flatten() {
+    let version = if borrow.is_some() { LENDING_VERSION } else { VERSION };
+    out.push(16 * version + 3 * algorithm + tick + 1);
+    let terms = borrow.map(|borrow| [borrow.units, borrow.repay]);
+    for number in [Some(limit.capacity()), a, b, c].into_iter().flatten().chain(terms.into_iter().flatten()) {
         push_number(out, number);
     }
 }

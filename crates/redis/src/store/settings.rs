@@ -60,7 +60,7 @@ impl SettingsTable {
     #[inline]
     pub(super) fn coordination(&self, rule: RuleId, limit: &Limit) -> Coordination {
         let coordination = self.of(rule).coordination;
-        if supports(coordination, limit.algorithm()) { coordination } else { Coordination::Central }
+        if supports(coordination, limit) { coordination } else { Coordination::Central }
     }
 
     /// The coordination of all `checks`, if it is the same.

@@ -224,11 +224,10 @@ impl SyncNode {
     fn limits(&self, checks: &[Check<'_>], now: Timestamp) -> Result<SmallVec<[Limit; 4]>, StoreError> {
         let limit_of = |check: &Check<'_>| {
             let limit = self.overrides.in_force(check.key, check.limit, now);
-            let algorithm = limit.algorithm();
-            if supports(Coordination::Sync, algorithm) {
+            if supports(Coordination::Sync, &limit) {
                 Ok(limit)
             } else {
-                Err(StoreError::Unsupported { algorithm })
+                Err(StoreError::Unsupported { algorithm: limit.algorithm() })
             }
         };
         checks.iter().map(limit_of).collect()

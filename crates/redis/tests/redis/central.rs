@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::future::join;
 use redis::AsyncCommands;
 use tidegate_core::{Algorithm, Check, Cost, CounterKey, Limit, RuleId, Spec, TimeSpan, Timestamp, Verdict};
 use tidegate_redis::{CentralStore, Endpoint, RedisConfig, TimeSource};
@@ -328,4 +329,30 @@ async fn long_equivalence_on_a_cluster() {
     let suite = Suite { algorithms: Algorithm::ALL, seed: fastrand::u64(..), traces: 400, steps: 500 };
     println!("redis, central on a cluster: seed {}", suite.seed);
     println!("redis, central on a cluster: {:?}, 0 mismatches", suite.run(&store).await);
+}
+
+/// The script calls that a server has run.
+async fn script_calls(server: &RedisServer) -> u64 {
+    let info: String =
+        redis::cmd("INFO").arg("commandstats").query_async(&mut raw(server).await).await.unwrap();
+    let line = info.lines().find_map(|line| line.strip_prefix("cmdstat_evalsha:calls="));
+    line.map_or(0, |rest| rest.split(',').next().unwrap().parse().unwrap())
+}
+
+/// A request that departs is decided, and the store says when the next one may depart: in the same call, if both are sent at once.
+#[tokio::test]
+async fn departure_from_a_queue_takes_at_most_two_calls() {
+    let server = RedisServer::start();
+    let store = connect(&server, TimeSource::Server).await;
+    let limit = bucket(1_000, TimeSpan::from_secs(86_400));
+    let checks = [Check::new(CounterKey::new(RULE, b"queue"), &limit)];
+    let before = script_calls(&server).await;
+    for _ in 0..100 {
+        let decision = store.decide(&checks, Timestamp::ZERO);
+        let (decided, peeked) = join(decision, store.peek(&checks, Timestamp::ZERO)).await;
+        let [decided, peeked] = [decided, peeked].map(|decision| decision.unwrap().outcomes[0]);
+        assert!(decided.verdict.is_pass() && peeked.remaining >= decided.remaining);
+    }
+    let calls = script_calls(&server).await - before;
+    assert!(calls <= 200, "{calls} calls for 100 departures");
 }

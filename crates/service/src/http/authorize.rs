@@ -4,13 +4,12 @@ use std::net::IpAddr;
 use std::rc::Rc;
 
 use http::{HeaderName, HeaderValue, Version};
-use tidegate_core::{ActionKind, ActionSet, TimeSpan, Timestamp};
+use tidegate_core::{ActionKind, ActionSet, Timestamp};
 use tidegate_headers::{BodyFormat, BodyStyle, DEGRADE, ErrorBody, RateLimitHeaders};
-use tidegate_limiter::{Charge, ChargeUse, CheckContext, Ruling};
+use tidegate_limiter::{Charge, ChargeUse, CheckContext, Ruling, Turn, WaitPlace, WaitTerms};
 use tidegate_policy::{ExceedAction, normalize};
 use tidegate_store::Store;
 use tidegate_telemetry::{DecisionSink, RequestSummary};
-use tokio::time::sleep;
 
 use super::dispatch::{EndpointCall, version_text};
 use super::error::HttpError;
@@ -21,22 +20,25 @@ use super::response::{HttpAnswer, HttpResponse, PendingAnswer};
 use crate::worker::ServiceWorker;
 
 /// The actions that a proxy performs with this endpoint. It has no other upstream: it would pass the request on to the usual one.
-const PERFORMED: ActionSet = ActionSet::of(&[ActionKind::Degrade, ActionKind::Slow]);
+const PERFORMED: ActionSet = ActionSet::of(&[ActionKind::Wait, ActionKind::Degrade, ActionKind::Slow]);
 
 /// A delay before a response; the charge is refunded if the client does not wait.
 pub(super) struct AnswerDelay {
-    delay: TimeSpan,
+    /// `None` if too many requests wait.
+    place: Option<WaitPlace>,
     charge: Option<Charge>,
 }
 
 impl AnswerDelay {
-    /// Waits, unless too many requests wait already.
+    /// Waits, unless too many requests wait already or the service ends before.
     pub(super) async fn wait<S: Store + 'static>(
         mut self: Box<Self>,
         worker: &ServiceWorker<S>,
     ) -> Result<(), HttpError> {
-        let _slot = worker.http.delay_slot().ok_or(HttpError::TOO_MANY_WAITING)?;
-        Box::pin(sleep(self.delay.into())).await;
+        let place = self.place.as_mut().ok_or(HttpError::TOO_MANY_WAITING)?;
+        if place.turn(&**worker.limiter.clock()).await == Turn::Over {
+            return Err(HttpError::TOO_MANY_WAITING);
+        }
         self.charge.iter_mut().for_each(Charge::serve);
         Ok(())
     }
@@ -59,9 +61,12 @@ pub(super) fn authorize<'f, S: Store + 'static>(
     let (now, worker) = (call.record.start_decision(), call.worker);
     let (policy, mut scratch) = (Rc::clone(&call.policy), worker.http.scratch());
     let context = CheckContext { now, performs: PERFORMED };
-    if let Some(ruling) = worker.limiter.try_check(&policy.active, &request.facts(), &mut scratch, context) {
-        return Ok(PendingAnswer::Ready(conclude(call, ruling)));
+    match worker.limiter.try_check(&policy.active, &request.facts(), &mut scratch, context) {
+        Some(ruling) if !ruling.is_wait() => return Ok(PendingAnswer::Ready(conclude(call, ruling))),
+        // Nothing was charged.
+        _ => {}
     }
+    drop(scratch);
     Ok(PendingAnswer::Waiting(Box::pin(authorize_later(call, request, now))))
 }
 
@@ -74,8 +79,26 @@ async fn authorize_later<S: Store + 'static>(
     let worker = call.worker;
     let (policy, mut scratch) = (Rc::clone(&call.policy), worker.http.scratch());
     let context = CheckContext { now, performs: PERFORMED };
-    let ruling = worker.limiter.check(&policy.active, &request.facts(), &mut scratch, context).await;
-    Ok(conclude(call, ruling))
+    let facts = request.facts();
+    let act = match worker.limiter.check(&policy.active, &facts, &mut scratch, context).await {
+        Ruling::Act(act) if act.is_wait() => act,
+        ruling => return Ok(conclude(call, ruling)),
+    };
+    let terms = WaitTerms { arrived: now, deadline: None, performs: PERFORMED };
+    let mut place = match worker.limiter.join(act, terms).await {
+        Ok(place) => place,
+        Err(refuse) => return Ok(conclude(call, Ruling::Refuse(*refuse))),
+    };
+    drop(scratch);
+    loop {
+        place.turn(&**worker.limiter.clock()).await;
+        let (now, mut scratch) = (call.record.start_decision(), worker.http.scratch());
+        let checked =
+            worker.limiter.check_at_turn(&policy.active, &facts, &mut scratch, (&mut place, now)).await;
+        if let Some(ruling) = checked {
+            return Ok(conclude(call, ruling));
+        }
+    }
 }
 
 /// The request about which a proxy asks.
@@ -129,14 +152,16 @@ fn conclude<S: Store + 'static>(call: &mut EndpointCall<'_, S>, mut ruling: Ruli
         Ruling::Serve(serve) if serve.delay.is_zero() => (HttpResponse::empty(), None),
         Ruling::Serve(serve) => {
             let charge = serve.charge(limiter, ChargeUse::Refundable);
-            (HttpResponse::empty(), Some(Box::new(AnswerDelay { delay: serve.delay, charge })))
+            let place = limiter.waits().delay(serve.report.client(), limiter.clock().now() + serve.delay);
+            (HttpResponse::empty(), Some(Box::new(AnswerDelay { place, charge })))
         }
         Ruling::Act(act) => {
             let mut response = HttpResponse::empty();
             response.headers.insert(DEGRADE, HeaderValue::from_static("1"));
             let delay = (!act.delay.is_zero()).then(|| {
                 let charge = act.charge(limiter, ChargeUse::Refundable);
-                Box::new(AnswerDelay { delay: act.delay, charge })
+                let place = limiter.waits().delay(act.report.client(), limiter.clock().now() + act.delay);
+                Box::new(AnswerDelay { place, charge })
             });
             (response, delay)
         }

@@ -54,7 +54,7 @@ pub(super) fn write_decision(
             reason: Some(refuse.reason.refusal().code),
             limit,
             retry_after: refuse.retry_after.map(|retry_after| retry_after.wait),
-            wait: TimeSpan::ZERO,
+            wait: turn_of(refuse),
             action: refuse.unperformed().map(|(action, _)| action),
             at,
         },
@@ -71,6 +71,14 @@ pub(super) fn write_decision(
     };
     members.write(json);
     Ok(())
+}
+
+/// When the turn of a refused request would come, if its limit lets requests wait: the caller may wait so long and ask again.
+fn turn_of(refuse: &RefuseRuling<'_>) -> TimeSpan {
+    match (refuse.unperformed(), refuse.retry_after) {
+        (Some((ExceedAction::Wait { .. }, _)), Some(retry_after)) => retry_after.wait,
+        _ => TimeSpan::ZERO,
+    }
 }
 
 impl DecisionMembers<'_> {

@@ -1,6 +1,6 @@
 //! What the HTTP connections of a worker share.
 
-use std::cell::{Cell, RefCell};
+use std::cell::RefCell;
 use std::sync::Arc;
 
 use tidegate_headers::HeaderValueCache;
@@ -10,8 +10,6 @@ use tidegate_store::{Clock, to_system_time};
 use crate::connection_events::AnswerDeferral;
 use crate::reservations::ReservationTable;
 
-/// The most requests that a worker delays at once.
-const MAX_DELAYED: usize = 1_000;
 /// The most buffers of connections that are kept. Unless the store is remote, one is enough.
 const MAX_BUFFERS: usize = 4;
 /// The most bytes that are read at once.
@@ -23,7 +21,6 @@ pub(crate) struct HttpState {
     pub(super) header_values: RefCell<HeaderValueCache>,
     pub(super) reservations: Arc<ReservationTable>,
     scratches: ScratchPool,
-    delayed: Cell<usize>,
     buffers: RefCell<Vec<ConnectionBuffers>>,
     date: RefCell<CachedDate>,
     pub(super) deferral: AnswerDeferral,
@@ -49,7 +46,6 @@ impl HttpState {
             header_values: RefCell::default(),
             reservations,
             scratches: ScratchPool::default(),
-            delayed: Cell::new(0),
             buffers: RefCell::default(),
             date: RefCell::default(),
             deferral: AnswerDeferral::default(),
@@ -86,25 +82,6 @@ impl HttpState {
     /// Takes the buffers for a decision from the pool.
     pub(super) fn scratch(&self) -> PooledScratch<'_> {
         self.scratches.take()
-    }
-
-    /// A slot for a delayed request; `None` if all are taken.
-    pub(super) fn delay_slot(&self) -> Option<DelaySlot<'_>> {
-        let delayed = self.delayed.get();
-        (delayed < MAX_DELAYED).then(|| {
-            self.delayed.set(delayed + 1);
-            DelaySlot(&self.delayed)
-        })
-    }
-}
-
-/// The slot of a delayed request, returned on drop.
-#[derive(Debug)]
-pub(super) struct DelaySlot<'s>(&'s Cell<usize>);
-
-impl Drop for DelaySlot<'_> {
-    fn drop(&mut self) {
-        self.0.set(self.0.get() - 1);
     }
 }
 
@@ -148,15 +125,5 @@ mod tests {
         HttpState::new(Arc::default()).with_date(&SteppedClock, |date| {
             assert_eq!(String::from_utf8_lossy(date), "Mon, 16 Nov 2026 10:00:00 GMT");
         });
-    }
-
-    #[test]
-    fn delay_slots_are_bounded_and_returned() {
-        let state = HttpState::new(Arc::default());
-        let slots: Vec<_> = (0..MAX_DELAYED).map_while(|_| state.delay_slot()).collect();
-        assert_eq!(slots.len(), MAX_DELAYED);
-        assert!(state.delay_slot().is_none());
-        drop(slots);
-        assert!(state.delay_slot().is_some());
     }
 }

@@ -3,9 +3,11 @@
 use std::sync::LazyLock;
 
 use serde_json::{Value, json};
+use tidegate_core::TimeSpan;
 use tidegate_telemetry::Protocol;
 use tidegate_testkit::client::request;
 use tidegate_testkit::message::Response;
+use tidegate_testkit::wait::eventually_blocking;
 
 use crate::fixture::TestService;
 use crate::resp::{Reply, RespClient};
@@ -18,14 +20,19 @@ static POLICY: LazyLock<String> = LazyLock::new(|| {
              on_exceed: {action} }}\n"
         )
     };
+    let queued = "    - { name: queued, match: { path: /queued }, per: [ip], requests: 50, window: 1s, algorithm: token_bucket, \
+                  burst: 1, on_exceed: { wait: 1m } }\n";
     let rules: String = [
         ("marked", "degrade"),
         ("cheaper", "{ degrade: { upstream: cheap } }"),
         ("soft", "{ slow: { from: 0%, max: 1ms } }"),
         ("stored", "{ cached: { for: 60s } }"),
+        ("held", "{ wait: 10s }"),
+        ("lent", "{ borrow: { units: 1 } }"),
     ]
     .map(rule)
     .concat();
+    let rules = rules + queued;
     format!(
         "service: {{ http: 127.0.0.1:0 }}\nupstreams: {{ cheap: {{ servers: ['http://127.0.0.1:1'] }} }}\nrate_limits:\n  rules:\n{rules}"
     )
@@ -75,6 +82,32 @@ fn check_names_the_action_with_its_parameters() {
     let stored = service.check_path("/stored");
     assert_eq!((&stored["admitted"], &stored["reason"]), (&json!(false), &json!("rate_limit_exceeded")));
     assert_eq!(stored["action"], json!({ "name": "cached", "max_age": 60 }));
+    service.check_path("/held");
+    let held = service.check_path("/held");
+    assert_eq!(
+        (&held["admitted"], &held["action"]),
+        (&json!(false), &json!({ "name": "wait", "max_wait": 10 }))
+    );
+    assert_eq!(held["wait"], held["retry_after"], "when its turn would come");
+    assert!(held["wait"].as_f64().is_some_and(|wait| wait > 3_000.0));
+    let lent = [(); 3].map(|()| service.check_path("/lent")["admitted"].clone());
+    assert_eq!(lent, [json!(true), json!(true), json!(false)]);
+}
+
+#[test]
+fn authorize_waits_for_the_turn_and_refuses_at_once_what_cannot_come_in_time() {
+    let service = TestService::start(&POLICY);
+    assert_eq!(service.authorize_path("/queued").status, 200);
+    std::thread::scope(|scope| {
+        let waiting = scope.spawn(|| service.authorize_path("/queued").status);
+        eventually_blocking("the request waits", || service.limiter.waits().len() == 1);
+        service.clock.advance(TimeSpan::from_millis(20));
+        assert_eq!(waiting.join().expect("a response"), 200);
+    });
+    let statuses = [(); 2].map(|()| service.authorize_path("/held").status);
+    assert_eq!(statuses, [200, 429], "its turn is an hour away");
+    let statuses = [(); 3].map(|()| service.authorize_path("/lent").status);
+    assert_eq!(statuses, [200, 200, 429]);
 }
 
 #[test]
@@ -100,6 +133,7 @@ fn rls_marks_by_request_headers_and_names_what_it_does_not_perform() {
         ("cheaper", "OVER_LIMIT", &Value::Null, "degrade"),
         ("soft", "OVER_LIMIT", &Value::Null, "slow"),
         ("stored", "OVER_LIMIT", &Value::Null, "cached"),
+        ("held", "OVER_LIMIT", &Value::Null, "wait"),
     ] {
         let first = service.rls_rule(rule);
         assert_eq!(
@@ -121,7 +155,7 @@ fn rls_marks_by_request_headers_and_names_what_it_does_not_perform() {
 fn resp_reply_is_that_of_a_rejection() {
     let service = TestService::start(&POLICY);
     let mut client = RespClient::connect(&service);
-    for rule in ["marked", "cheaper", "soft", "stored"] {
+    for rule in ["marked", "cheaper", "soft", "stored", "held"] {
         let mut first_number = || match client.call(&format!("TIDEGATE.CHECK {rule} ip:192.0.2.1")) {
             Reply::Array(items) => (items.first().cloned(), items.len()),
             other => panic!("{other:?}"),

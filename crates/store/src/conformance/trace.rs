@@ -2,7 +2,7 @@
 
 use fastrand::Rng;
 use tidegate_core::{
-    Algorithm, Check, Cost, CounterKey, Decision, Limit, Role, RuleId, Spec, TimeSpan, Timestamp,
+    Algorithm, Borrow, Check, Cost, CounterKey, Decision, Limit, Role, RuleId, Spec, TimeSpan, Timestamp,
 };
 
 use crate::store::Override;
@@ -207,10 +207,17 @@ fn random_limit(rng: &mut Rng, algorithms: &[Algorithm]) -> Limit {
         1 => Some(TimeSpan::from_millis(rng.u64(0..30_000))),
         _ => None,
     };
-    let spec = Spec { requests, window, burst, max_wait };
-    // Some algorithms have no burst, and only one has a longest wait.
-    Limit::new(algorithm, spec)
-        .or_else(|_| Limit::new(algorithm, Spec { max_wait: None, ..spec }))
-        .or_else(|_| Limit::new(algorithm, Spec { burst: None, max_wait: None, ..spec }))
-        .expect("every generated rate has an exact tick")
+    let borrow = (rng.u32(0..3) == 0).then(|| Borrow { units: rng.u64(1..30), repay: rng.u64(1..4) });
+    let mut spec = Spec { requests, window, burst, max_wait, borrow };
+    // Each of these belongs to one or two algorithms.
+    if !matches!(algorithm, Algorithm::TokenBucket | Algorithm::LeakyBucket) {
+        spec.burst = None;
+    }
+    if algorithm != Algorithm::LeakyBucket {
+        spec.max_wait = None;
+    }
+    if algorithm != Algorithm::TokenBucket {
+        spec.borrow = None;
+    }
+    Limit::new(algorithm, spec).expect("every generated rate has an exact tick")
 }

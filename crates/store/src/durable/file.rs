@@ -278,8 +278,8 @@ fn write(transaction: &WriteTransaction, change: &DurableChange) -> Result<(), F
         }
         DurableChange::Override(OverrideKey { rule, client }, replacement) => {
             let OverrideRecord { algorithm, spec, reason, since, until } = replacement;
-            // An override always uses the default longest wait, so it is not stored.
-            let Spec { requests, window, burst, max_wait: _ } = spec;
+            // An override always uses the default longest wait and lends nothing, so neither is stored.
+            let Spec { requests, window, burst, max_wait: _, borrow: _ } = spec;
             let (since, until) = (since.as_micros(), micros(until));
             let row =
                 (algorithm.name(), *requests, window.as_micros(), *burst, since, until, reason.as_str());

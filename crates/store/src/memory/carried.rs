@@ -5,7 +5,7 @@
 //! for one more, new keys share a [`SharedUsage`].
 
 use tidegate_core::{
-    Algorithm, AlgorithmKind, Cost, CounterState, Limit, Outcome, Rate, Spec, TimeSpan, Timestamp,
+    Algorithm, AlgorithmKind, Borrow, Cost, CounterState, Limit, Outcome, Rate, Spec, TimeSpan, Timestamp,
 };
 
 use super::cache_line::SlotWord;
@@ -19,47 +19,63 @@ pub(super) struct CompactLimit {
     /// The algorithm above the requests: no limit counts more than 2^53 of them.
     algorithm_and_requests: u64,
     window: TimeSpan,
-    /// Only buckets have a burst.
+    /// Only buckets have a burst; that of a token bucket includes what it lends.
     burst: u64,
-    /// Only the leaky bucket has a longest wait.
-    max_wait: TimeSpan,
+    /// The longest wait of a leaky bucket in microseconds; what a token bucket lends, see `pack_borrow`.
+    terms: u64,
 }
 
 const REQUEST_BITS: u32 = 56;
 
 impl CompactLimit {
     pub(super) fn new(limit: &Limit) -> Self {
-        let no_wait = TimeSpan::from_micros(0);
-        let (requests, window, burst, max_wait) = match limit.kind() {
+        let (requests, window, burst, terms) = match limit.kind() {
             AlgorithmKind::TokenBucket(bucket) => {
                 let (requests, window) = period(bucket.rate());
-                (requests, window, limit.capacity(), no_wait)
+                (requests, window, limit.capacity(), bucket.borrow().map_or(0, pack_borrow))
             }
             AlgorithmKind::LeakyBucket(bucket) => {
                 let (requests, window) = period(bucket.rate());
                 let max_wait = time_to_drain(bucket.rate(), bucket.max_backlog());
-                (requests, window, limit.capacity(), max_wait)
+                (requests, window, limit.capacity(), max_wait.as_micros())
             }
-            AlgorithmKind::FixedWindow(counter) => (limit.capacity(), counter.window(), 0, no_wait),
-            AlgorithmKind::SlidingLog(log) => (limit.capacity(), log.window(), 0, no_wait),
-            AlgorithmKind::SlidingCounter(counter) => (limit.capacity(), counter.window(), 0, no_wait),
+            AlgorithmKind::FixedWindow(counter) => (limit.capacity(), counter.window(), 0, 0),
+            AlgorithmKind::SlidingLog(log) => (limit.capacity(), log.window(), 0, 0),
+            AlgorithmKind::SlidingCounter(counter) => (limit.capacity(), counter.window(), 0, 0),
         };
         let algorithm_and_requests = (limit.algorithm() as u64) << REQUEST_BITS | requests;
-        Self { algorithm_and_requests, window, burst, max_wait }
+        Self { algorithm_and_requests, window, burst, terms }
     }
 
     /// The limit. Always `Some`: the parameters are those of a valid limit.
     pub(super) fn restore(&self) -> Option<Limit> {
         let algorithm = *Algorithm::ALL.get((self.algorithm_and_requests >> REQUEST_BITS) as usize)?;
         let is_bucket = matches!(algorithm, Algorithm::TokenBucket | Algorithm::LeakyBucket);
+        let is_leaky = algorithm == Algorithm::LeakyBucket;
+        let borrow = if is_leaky { None } else { unpack_borrow(self.terms) };
+        let lent = borrow.map_or(0, |borrow| borrow.units);
         let spec = Spec {
             requests: self.algorithm_and_requests & ((1 << REQUEST_BITS) - 1),
             window: self.window,
-            burst: is_bucket.then_some(self.burst),
-            max_wait: (algorithm == Algorithm::LeakyBucket).then_some(self.max_wait),
+            burst: is_bucket.then_some(self.burst.saturating_sub(lent)),
+            max_wait: is_leaky.then_some(TimeSpan::from_micros(self.terms)),
+            borrow,
         };
         Limit::new(algorithm, spec).ok()
     }
+}
+
+const LENGTH_BITS: u32 = 6;
+
+/// The units and their price in one word: their product is at most 2^53, so both take at most 55 bits. Never 0.
+fn pack_borrow(Borrow { units, repay }: Borrow) -> u64 {
+    let length = u64::BITS - units.leading_zeros();
+    ((repay << length | units) << LENGTH_BITS) | u64::from(length)
+}
+
+fn unpack_borrow(word: u64) -> Option<Borrow> {
+    let (length, both) = (word & ((1 << LENGTH_BITS) - 1), word >> LENGTH_BITS);
+    (word != 0).then_some(Borrow { units: both & ((1 << length) - 1), repay: both >> length })
 }
 
 /// The shortest specification of a rate: whole units per whole ticks.

@@ -53,6 +53,12 @@ impl RawClient {
         }
     }
 
+    /// Closes the connection with a reset, as a client does that has crashed.
+    pub fn reset(self) {
+        // A closed connection is reset already.
+        let _ = self.stream.set_zero_linger();
+    }
+
     /// Closes the sending side.
     pub async fn shut_down(&mut self) {
         // A closed connection is shut down already.

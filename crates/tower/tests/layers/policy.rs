@@ -275,7 +275,7 @@ async fn policy_service_sees_the_host_that_was_matched() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn policy_marks_degraded_requests_delays_near_a_soft_limit_and_rejects_what_needs_another_upstream() {
+async fn policy_marks_delays_waits_and_rejects_what_needs_another_upstream() {
     let policy = b"
 upstreams: { cheap: { servers: ['http://127.0.0.1:1'] } }
 rate_limits:
@@ -284,6 +284,9 @@ rate_limits:
     - { name: cheaper, match: { path: /cheaper }, per: [ip], requests: 1, window: 1h, algorithm: token_bucket, on_exceed: { degrade: { upstream: cheap } } }
     - { name: stored, match: { path: /stored }, per: [ip], requests: 1, window: 1h, algorithm: token_bucket, on_exceed: { cached: { for: 60s } } }
     - { name: soft, match: { path: /soft }, per: [ip], requests: 1, window: 1h, algorithm: token_bucket, on_exceed: { slow: { from: 0%, max: 10s } } }
+    - { name: queued, match: { path: /queued }, per: [ip], requests: 1, window: 10s, algorithm: token_bucket, on_exceed: { wait: 15s } }
+    - { name: vain, match: { path: /vain }, per: [ip], requests: 1, window: 1h, algorithm: token_bucket, on_exceed: { wait: 15s } }
+    - { name: lent, match: { path: /lent }, per: [ip], requests: 1, window: 1h, algorithm: token_bucket, on_exceed: { borrow: { units: 1 } } }
 ";
     let active = ActivePolicy::new(compile("policy.yaml", policy, &NoFiles).unwrap().plan);
     let (clock, store) = (TokioClock::shared(), Arc::new(MemoryStore::with_cap(1 << 20)));
@@ -294,6 +297,7 @@ rate_limits:
         Ok::<_, BoxError>(Response::new(mark.unwrap_or_default()))
     };
     let service = ServiceBuilder::new().layer(PolicyLayer::new(Arc::new(limiter), peer)).service_fn(mark);
+    let mut has_queued = false;
     for (path, expected) in [
         ("/marked", (200, "")),
         ("/marked", (200, "1")),
@@ -303,12 +307,20 @@ rate_limits:
         ("/soft", (429, "")),
         ("/stored", (200, "")),
         ("/stored", (429, "")),
+        ("/queued", (200, "")),
+        ("/queued", (200, "")),
+        ("/vain", (200, "")),
+        ("/vain", (429, "")),
+        ("/lent", (200, "")),
+        ("/lent", (200, "")),
+        ("/lent", (429, "")),
     ] {
         let start = clock.now();
         let mut call = request(path, CLIENT);
         call.headers_mut().insert("x-tidegate-degrade", HeaderValue::from_static("0"));
         let response = service.clone().oneshot(call).await.unwrap();
-        let is_delayed = path == "/soft" && expected.0 == 200;
+        let is_delayed = path == "/soft" && expected.0 == 200 || path == "/queued" && has_queued;
+        has_queued |= path == "/queued";
         assert_eq!(clock.now().since(start).as_secs_ceil(), if is_delayed { 10 } else { 0 }, "{path}");
         assert_eq!(response.status().as_u16(), expected.0, "{path}");
         if expected.0 == 200 {

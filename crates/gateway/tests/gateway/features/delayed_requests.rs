@@ -7,6 +7,7 @@ use http::{Request, Response};
 use http_body_util::Empty;
 use hyper::body::Incoming;
 use hyper::client::conn::http2;
+use tidegate_limiter::WaitBounds;
 use tidegate_testkit::client::{CollectedResponse, http1, http2 as connect_http2};
 use tidegate_testkit::server::{HttpServer, full};
 use tidegate_testkit::wait::soon;
@@ -176,8 +177,8 @@ async fn delayed_request_in_the_middle_of_the_queue_is_not_refunded() {
 #[tokio::test]
 async fn delayed_requests_beyond_the_maximum_get_503() {
     let upstream = HttpServer::named("served").await;
-    let bounds = ResourceLimits { max_delayed: 1, ..ResourceLimits::default() };
-    let gateway = TestGateway::with(&[upstream.url()], &hourly(9), &[], bounds);
+    let gateway = TestGateway::before(&[upstream.url()], &hourly(9));
+    gateway.bound_waits(WaitBounds { total: 1, ..WaitBounds::default() });
     let mut client = Client::connect(&gateway).await;
     assert_eq!(collect(client.send_get("/held")).await.status, 200);
     let delayed = client.send_get("/held");

@@ -24,3 +24,4 @@ mod shutdown;
 mod traces;
 mod upgrade;
 mod upstream_limits;
+mod waiting;

@@ -1,4 +1,4 @@
-use tidegate_core::{Cost, CounterState, Limit, RuleId, Spec, TimeSpan, Timestamp};
+use tidegate_core::{Borrow, Cost, CounterState, Limit, RuleId, Spec, TimeSpan, Timestamp};
 
 use proptest::prelude::*;
 
@@ -7,7 +7,7 @@ use crate::plan::ExceedAction;
 
 fn rule(algorithm: Algorithm, spec: Spec) -> Option<Rule> {
     let limit = Limit::new(algorithm, spec).ok()?;
-    let Spec { requests, window, burst, max_wait } = spec;
+    let Spec { requests, window, burst, max_wait, borrow } = spec;
     Some(Rule {
         name: "r".to_owned(),
         id: RuleId::named("r"),
@@ -20,7 +20,7 @@ fn rule(algorithm: Algorithm, spec: Spec) -> Option<Rule> {
         mode: Mode::Enforce,
         is_reported: true,
         penalty: None,
-        on_exceed: ExceedAction::Reject,
+        on_exceed: borrow.map_or(ExceedAction::Reject, ExceedAction::Borrow),
         rejection: None,
         sharing: None,
         line: 1,
@@ -28,14 +28,16 @@ fn rule(algorithm: Algorithm, spec: Spec) -> Option<Rule> {
 }
 
 fn rules(max: u64) -> impl Strategy<Value = Rule> {
-    let spec =
-        (0..5_usize, 1..max, 1..12_u64, proptest::option::of(1..max), proptest::option::of(0..9_000_u64));
-    spec.prop_filter_map("invalid limit", |(algorithm, requests, secs, burst, max_wait)| {
+    let borrow = proptest::option::of((1..max, 1..4_u64).prop_map(|(units, repay)| Borrow { units, repay }));
+    let max_wait = proptest::option::of(0..9_000_u64);
+    let spec = (0..5_usize, 1..max, 1..12_u64, proptest::option::of(1..max), max_wait, borrow);
+    spec.prop_filter_map("invalid limit", |(algorithm, requests, secs, burst, max_wait, borrow)| {
         let algorithm = *Algorithm::ALL.get(algorithm)?;
         let supports_burst = matches!(algorithm, Algorithm::TokenBucket | Algorithm::LeakyBucket);
         let burst = burst.filter(|_| supports_burst);
         let max_wait = max_wait.filter(|_| algorithm == Algorithm::LeakyBucket).map(TimeSpan::from_millis);
-        rule(algorithm, Spec { burst, max_wait, ..Spec::new(requests, TimeSpan::from_secs(secs)) })
+        let borrow = borrow.filter(|_| algorithm == Algorithm::TokenBucket);
+        rule(algorithm, Spec { burst, max_wait, borrow, ..Spec::new(requests, TimeSpan::from_secs(secs)) })
     })
 }
 

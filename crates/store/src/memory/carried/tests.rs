@@ -29,9 +29,13 @@ fn random_limit(rng: &mut Rng) -> Limit {
             window: TimeSpan::from_micros(1 + (rng.u64(..) >> rng.u32(11..63))),
             burst: rng.bool().then(|| 1 + (rng.u64(..) >> rng.u32(11..63))),
             max_wait: rng.bool().then(|| TimeSpan::from_micros(rng.u64(..) >> rng.u32(0..64))),
+            borrow: None,
         };
+        let [units, repay] = [(); 2].map(|()| 1 + (rng.u64(..) >> rng.u32(11..64)));
+        let lending = Spec { max_wait: None, borrow: Some(Borrow { units, repay }), ..spec };
         let without = Spec { burst: None, max_wait: None, ..spec };
-        if let Ok(limit) = Limit::new(algorithm, spec).or_else(|_| Limit::new(algorithm, without)) {
+        let limit = Limit::new(algorithm, lending).or_else(|_| Limit::new(algorithm, spec));
+        if let Ok(limit) = limit.or_else(|_| Limit::new(algorithm, without)) {
             return limit;
         }
     }
