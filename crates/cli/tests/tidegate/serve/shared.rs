@@ -293,7 +293,7 @@ fn reset_without_redis_fails_at_once_with_a_hint() {
     eventually_blocking("fallback without a request", is_in_fallback);
     let clock = SystemClock::new();
     let began = clock.now();
-    let (is_success, _, error) = gateway.command(&["reset", "user:bob"]);
+    let (is_success, _, error) = gateway.command(&["reset", "ip:192.0.2.1"]);
     assert!(!is_success && error.contains("the store is unavailable\n  hint: "), "{error}");
     // Ten seconds of retries would be too long.
     let elapsed = clock.now().since(began);

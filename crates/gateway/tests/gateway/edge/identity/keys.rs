@@ -57,7 +57,7 @@ async fn guessed_keys_that_are_rejected_are_counted_by_address() {
 async fn guessed_keys_above_a_limit_that_degrades_stay_charged_to_the_others() {
     let upstream = RecordingServer::start().await;
     let more = "clients: { identify_by: [api_key, ip], tiers: { file: keys.csv }, on_invalid: reject }\n\
-                rate_limits:\n  default: { requests: 1, window: 1h, on_exceed: degrade }\n  \
+                rate_limits:\n  default: { requests: 1, window: 1h, on_exceed: degrade }\n  tiers: { known: { requests: 9, window: 1h } }\n  \
                 rules: [{ name: guard, per: [ip], requests: 4, window: 1h }]";
     let gateway = TestGateway::with_files(&policy_before(&[&upstream], more), &super::KEYS);
     let mut statuses = Vec::new();
