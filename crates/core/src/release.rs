@@ -2,7 +2,7 @@
 
 use crate::bucket::Rate;
 use crate::limit::{AlgorithmKind, Limit};
-use crate::time::TimeSpan;
+use crate::time::{Tick, TimeSpan};
 
 impl Limit {
     /// The least time between the moment at which `first` units fit a limit that is used up, and the moment at which `more` units
@@ -21,19 +21,21 @@ impl Limit {
             AlgorithmKind::SlidingLog(limit) => at_once(limit.window()),
             // At most the whole limit slides out of the window in its length.
             AlgorithmKind::SlidingCounter(limit) => {
-                proportion(more, limit.window().as_micros(), self.capacity())
+                proportion(more, limit.window().as_micros(), self.capacity(), self.tick())
             }
         }
     }
 }
 
 fn steady(rate: &Rate, units: u64) -> TimeSpan {
-    proportion(units, rate.unit().get().saturating_mul(rate.tick().micros()), rate.drain().get())
+    let tick = rate.tick();
+    proportion(units, rate.unit().get().saturating_mul(tick.micros()), rate.drain().get(), tick)
 }
 
-/// `units × micros / of`, rounded down.
-fn proportion(units: u64, micros: u64, of: u64) -> TimeSpan {
+/// `units × micros / of`, rounded down to ticks: units fit at the first tick after their moment.
+fn proportion(units: u64, micros: u64, of: u64, tick: Tick) -> TimeSpan {
     let product = u128::from(units).saturating_mul(u128::from(micros));
-    let micros = product.checked_div(u128::from(of)).unwrap_or_default();
-    TimeSpan::from_micros(u64::try_from(micros).unwrap_or(u64::MAX))
+    let ticks = product.checked_div(u128::from(of).saturating_mul(u128::from(tick.micros())));
+    let ticks = u64::try_from(ticks.unwrap_or_default()).unwrap_or(u64::MAX);
+    TimeSpan::from_micros(ticks.saturating_mul(tick.micros()))
 }
