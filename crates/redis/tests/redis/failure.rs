@@ -100,10 +100,11 @@ async fn refund_during_an_outage_of_units_that_redis_has_charged_is_an_error() {
     server.kill();
     assert!(store.decide(&[by_share], now()).await.unwrap().passes());
     assert_eq!(store.report().fallback_decisions.local, 1);
-    // The caller does not know when the units were charged.
+    // The caller does not know when the units were charged: the store says its present, whose clock may be another.
     let refund = async |check: &Check<'_>, cost| {
-        let (key, limit, charged) = (check.key, check.limit, now());
-        store.refund(&[Refund { key, limit, cost: Cost::new(cost), charged }], now()).await
+        let (key, limit, now) = (check.key, check.limit, now());
+        let charged = store.peek(&[*check], now).await.unwrap().at;
+        store.refund(&[Refund { key, limit, cost: Cost::new(cost), charged }], now).await
     };
     assert!(refund(&by_redis, 5).await.is_err(), "Redis has charged the units");
     assert!(refund(&by_share, 6).await.is_err(), "more than this node has admitted");
