@@ -9,7 +9,7 @@ use crate::conclusion::{
     SkipReason, exhausted, refuse, refuse_peeked, refuse_without, serve, skip, store_failed,
 };
 use crate::concurrency::{self, AcquiredPermits, SharedRefusal};
-use crate::limiter::{CheckContext, Limiter};
+use crate::limiter::{CheckContext, Limiter, with_actions};
 use crate::lockout::{self, LockOuts};
 use crate::report::RulingReport;
 use crate::ruling::{ActRuling, RefuseReason, Ruling, ServeReason, ServeRuling};
@@ -66,35 +66,36 @@ impl<S: Store + 'static> Limiter<S> {
     pub(crate) async fn decide<'a>(
         &self,
         policy: &'a ActivePolicy,
-        CheckContext { now, .. }: CheckContext,
+        CheckContext { now, performs }: CheckContext,
         charging: Charging,
         find: impl FnOnce() -> Result<MatchedRequest<'a>, SkipReason> + Send,
     ) -> Ruling<'a> {
-        let matched = match find() {
+        let mut found = find();
+        let matched = match with_actions(policy, &mut found, performs) {
             Ok(matched) => matched,
             Err(reason) => return skip(policy, reason, now),
         };
-        match self.decide_locally(policy, &matched, LocalContext { now, charging, place: None }) {
+        match self.decide_locally(policy, matched, LocalContext { now, charging, place: None }) {
             StoreStep::Decide(acquired) => {
                 let decided = self.store().decide(matched.checks(), now).await;
-                self.conclude(policy, &matched, DecisionSetup { acquired, now, charging }, decided)
+                self.conclude(policy, matched, DecisionSetup { acquired, now, charging }, decided)
             }
-            StoreStep::Serve(acquired) => serve(&matched, acquired, now, ServeReason::WithinLimits),
+            StoreStep::Serve(acquired) => serve(matched, acquired, now, ServeReason::WithinLimits),
             // Boxed, so that the futures of other requests are small.
             StoreStep::Peek => {
                 let peeked = Box::pin(self.store().peek(matched.checks(), now)).await;
-                self.conclude(policy, &matched, DecisionSetup::peek(now), peeked)
+                self.conclude(policy, matched, DecisionSetup::peek(now), peeked)
             }
-            StoreStep::Refuse(report) => Box::pin(self.refuse_uncharged(&matched, report)).await,
+            StoreStep::Refuse(report) => Box::pin(self.refuse_uncharged(matched, report)).await,
             StoreStep::AcquirePermits => {
-                Box::pin(self.decide_with_shared_permits(policy, &matched, now)).await
+                Box::pin(self.decide_with_shared_permits(policy, matched, now)).await
             }
             StoreStep::Behind(index) if matched.performed().contains(ActionKind::Wait) => {
-                Ruling::Act(Box::new(ActRuling::behind(&matched, index, now)))
+                Ruling::Act(Box::new(ActRuling::behind(matched, index, now)))
             }
             StoreStep::Behind(index) => {
-                let turn = self.turn_behind(&matched, index).unwrap_or(now);
-                Ruling::Refuse(Box::pin(self.refuse_behind(matched, (index, turn), now)).await)
+                let turn = self.turn_behind(matched, index).unwrap_or(now);
+                Ruling::Refuse(Box::pin(self.refuse_behind(matched.clone(), (index, turn), now)).await)
             }
         }
     }
@@ -105,26 +106,26 @@ impl<S: Store + 'static> Limiter<S> {
     pub(crate) fn try_decide<'a>(
         &self,
         policy: &'a ActivePolicy,
-        now: Timestamp,
-        found: Result<MatchedRequest<'a>, SkipReason>,
+        CheckContext { now, performs }: CheckContext,
+        mut found: Result<MatchedRequest<'a>, SkipReason>,
     ) -> Option<Ruling<'a>> {
-        let matched = match found {
+        let matched = match with_actions(policy, &mut found, performs) {
             Ok(matched) => matched,
             Err(reason) => return Some(skip(policy, reason, now)),
         };
         let charging = Charging::On;
-        match self.decide_locally(policy, &matched, LocalContext { now, charging, place: None }) {
+        match self.decide_locally(policy, matched, LocalContext { now, charging, place: None }) {
             StoreStep::Decide(acquired) => {
                 let decided = self.store().try_decide(matched.checks(), now)?;
-                Some(self.conclude(policy, &matched, DecisionSetup { acquired, now, charging }, decided))
+                Some(self.conclude(policy, matched, DecisionSetup { acquired, now, charging }, decided))
             }
-            StoreStep::Serve(acquired) => Some(serve(&matched, acquired, now, ServeReason::WithinLimits)),
+            StoreStep::Serve(acquired) => Some(serve(matched, acquired, now, ServeReason::WithinLimits)),
             StoreStep::Refuse(report) => {
                 let peeked = self.store().try_peek(matched.checks(), now)?;
                 Some(refuse_peeked(*report, peeked))
             }
             StoreStep::Behind(index) if matched.performed().contains(ActionKind::Wait) => {
-                Some(Ruling::Act(Box::new(ActRuling::behind(&matched, index, now))))
+                Some(Ruling::Act(Box::new(ActRuling::behind(matched, index, now))))
             }
             StoreStep::Peek | StoreStep::AcquirePermits | StoreStep::Behind(_) => None,
         }

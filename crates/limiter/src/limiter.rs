@@ -189,7 +189,7 @@ impl<S: Store + 'static> Limiter<S> {
     ) -> impl Future<Output = Ruling<'a>> + Send {
         let context = context.into();
         self.decide(policy, context, Charging::On, move || {
-            self.match_request(policy, facts, scratch, context)
+            self.match_request(policy, facts, scratch, context.now)
         })
     }
 
@@ -203,7 +203,7 @@ impl<S: Store + 'static> Limiter<S> {
         context: impl Into<CheckContext>,
     ) -> Option<Ruling<'a>> {
         let context = context.into();
-        self.try_decide(policy, context.now, self.match_request(policy, facts, scratch, context))
+        self.try_decide(policy, context, self.match_request(policy, facts, scratch, context.now))
     }
 
     /// What [`check`](Self::check) would return now, without charging or recording anything. Concurrency limits are not
@@ -217,7 +217,7 @@ impl<S: Store + 'static> Limiter<S> {
     ) -> impl Future<Output = Ruling<'a>> + Send {
         let context = context.into();
         self.decide(policy, context, Charging::Off, move || {
-            self.match_request(policy, facts, scratch, context)
+            self.match_request(policy, facts, scratch, context.now)
         })
     }
 
@@ -231,7 +231,7 @@ impl<S: Store + 'static> Limiter<S> {
         context: impl Into<CheckContext> + Send,
     ) -> Result<Ruling<'a>, UnknownRule> {
         let context = context.into();
-        let matched = self.match_rule(policy, check, scratch, context)?;
+        let matched = self.match_rule(policy, check, scratch, context.now)?;
         Ok(self.decide(policy, context, Charging::On, move || matched).await)
     }
 
@@ -245,7 +245,7 @@ impl<S: Store + 'static> Limiter<S> {
         context: impl Into<CheckContext> + Send,
     ) -> Result<Option<Ruling<'a>>, UnknownRule> {
         let context = context.into();
-        Ok(self.try_decide(policy, context.now, self.match_rule(policy, check, scratch, context)?))
+        Ok(self.try_decide(policy, context, self.match_rule(policy, check, scratch, context.now)?))
     }
 
     /// What [`check_rule`](Self::check_rule) would return now, without charging or recording anything.
@@ -257,7 +257,7 @@ impl<S: Store + 'static> Limiter<S> {
         context: impl Into<CheckContext> + Send,
     ) -> Result<Ruling<'a>, UnknownRule> {
         let context = context.into();
-        let matched = self.match_rule(policy, check, scratch, context)?;
+        let matched = self.match_rule(policy, check, scratch, context.now)?;
         Ok(self.decide(policy, context, Charging::Off, move || matched).await)
     }
 
@@ -267,7 +267,7 @@ impl<S: Store + 'static> Limiter<S> {
         policy: &'a ActivePolicy,
         facts: &Facts<'_>,
         scratch: &'a mut Scratch,
-        CheckContext { now, performs }: CheckContext,
+        now: Timestamp,
     ) -> Result<MatchedRequest<'a>, SkipReason> {
         let bans = self.bans.any();
         let bans = bans.as_deref().map(|bans| &**bans);
@@ -275,7 +275,7 @@ impl<S: Store + 'static> Limiter<S> {
         match policy.matcher.admit(facts, runtime, now, scratch) {
             Admission::Banned { by } => Err(SkipReason::excluded(by)),
             Admission::Exempt { why } => Err(SkipReason::Exempt(why)),
-            Admission::Checked(matched) => Ok(with_actions(policy, matched, performs)),
+            Admission::Checked(matched) => Ok(matched),
         }
     }
 
@@ -285,32 +285,32 @@ impl<S: Store + 'static> Limiter<S> {
         policy: &'a ActivePolicy,
         RuleCheck { rule, client, cost }: RuleCheck<'_>,
         scratch: &'a mut Scratch,
-        CheckContext { now, performs }: CheckContext,
+        now: Timestamp,
     ) -> Result<Result<MatchedRequest<'a>, SkipReason>, UnknownRule> {
         let matched = policy.matcher.match_rule(rule, client.key(), cost, scratch).ok_or(UnknownRule)?;
         let bans = self.bans.any();
         let bans = bans.as_deref().map(|bans| &**bans);
         let runtime = RuntimeData { directory: policy.directory.as_deref(), bans };
         Ok(match policy.matcher.exclusion(client, runtime, now) {
-            None => Ok(with_actions(policy, matched, performs)),
+            None => Ok(matched),
             Some(Exclusion::Banned(by)) => Err(SkipReason::excluded(by)),
             Some(Exclusion::Exempt(why)) => Err(SkipReason::Exempt(why)),
         })
     }
 }
 
-/// The checks, with the actions that the interface performs.
-#[expect(clippy::inline_always, reason = "usually there are none, and a matched request is large")]
-#[inline(always)]
-fn with_actions<'a>(
+/// The checks that were found, with the actions that the interface performs. They stay where they are: a matched request is large.
+#[inline]
+pub(crate) fn with_actions<'m, 'a>(
     policy: &ActivePolicy,
-    mut matched: MatchedRequest<'a>,
+    found: &'m mut Result<MatchedRequest<'a>, SkipReason>,
     performs: ActionSet,
-) -> MatchedRequest<'a> {
+) -> Result<&'m MatchedRequest<'a>, SkipReason> {
+    let matched = found.as_mut().map_err(|reason| *reason)?;
     if policy.matcher.has_actions() {
         matched.perform(performs);
     }
-    matched
+    Ok(matched)
 }
 
 fn retain_limits(

@@ -60,13 +60,14 @@ impl<S: Store + 'static> Limiter<S> {
         (place, now): (&mut WaitPlace, Timestamp),
     ) -> Option<Ruling<'a>> {
         let context = CheckContext { now, performs: place.terms.performs };
-        let matched = match self.match_request(policy, facts, scratch, context) {
+        let mut matched = match self.match_request(policy, facts, scratch, now) {
             Ok(matched) => matched,
             Err(reason) => {
                 place.leave(None);
                 return Some(skip(policy, reason, now));
             }
         };
+        matched.perform(context.performs);
         let Some(waited) = place.key.as_ref().and_then(|key| position(&matched, key)) else {
             // The rule no longer applies, such as one that depends on the time.
             place.leave(None);
