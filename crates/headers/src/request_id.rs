@@ -2,7 +2,7 @@
 
 use http::header::HeaderValue;
 
-/// The id that these random bits make. So many identify a request in the logs of several machines.
+/// The id of these random bits: 128 of them identify a request in the logs of several machines.
 pub fn random_request_id(bits: [u8; 16]) -> HeaderValue {
     const DIGITS: &[u8; 16] = b"0123456789abcdef";
     let mut id = [0; 32];

@@ -179,7 +179,7 @@ async fn truncated_response_is_not_stored() {
     for bytes in [
         "HTTP/1.1 200 OK\r\nContent-Length: 10\r\n\r\nhalf",
         "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n4\r\nhalf\r\n",
-        // Without a length nobody can tell.
+        // Without a length a truncated body looks like a whole one.
         "HTTP/1.1 200 OK\r\n\r\nhalf",
         "HTTP/1.0 200 OK\r\nConnection: close\r\n\r\nhalf",
     ] {

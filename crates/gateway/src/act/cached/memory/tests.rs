@@ -44,7 +44,7 @@ fn flood_of_responses_that_are_asked_for_once_displaces_none_that_is_used() {
     }
     let left = (0..60).filter(|number| memory.get(&key(*number)).is_some()).count();
     assert_eq!(left, 60);
-    // Responses that nobody uses any more give way to others that are used.
+    // Responses that are no longer used give way to others that are used.
     for number in 3_000..4_000 {
         store(number);
         store(number);

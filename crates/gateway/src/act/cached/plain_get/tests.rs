@@ -54,7 +54,7 @@ fn request_with_credentials_or_unusual_headers_takes_no_part() {
         assert!(get(&[line], true).is_none(), "{line:?}");
         assert!(get(&[line], false).is_none(), "{line:?}");
     }
-    // Without a trusted proxy nobody may say these.
+    // The server does not see the forwarding headers of an untrusted peer.
     assert!(get(&[("x-forwarded-for", "192.0.2.1")], false).is_none());
     assert!(get(&[("user-agent", "curl/8"), ("accept", "*/*"), ("host", "a")], false).is_some());
 }
